@@ -1,0 +1,1 @@
+"""The HTTP front end: OpenAI's API in, EngineCoreRequests out, outputs back as text."""

@@ -1,0 +1,37 @@
+"""Options of an API server, declared once: flags, environment variables and TOML keys come from here."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from protocol.logs import LogFormat, LogLevel
+
+
+class ApiServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`shoal api-server`."""
+
+    clients_address: Annotated[str, Meta(description="ZeroMQ address of the coordinator's clients socket")]
+    cluster_address: Annotated[str, Meta(description="ZeroMQ address of the coordinator's cluster state")]
+    output_address: Annotated[str, Meta(description="ZeroMQ address where this API server receives outputs")]
+    name: Annotated[str, Meta(description="name of this API server, unique in the cluster")] = "api-0"
+    host: Annotated[str, Meta(description="HTTP address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="HTTP port; 0 takes a free one")] = 8000
+    fd: Annotated[int | None, Meta(description="inherited listening socket, instead of host and port")] = None
+    api_key: Annotated[
+        tuple[str, ...], Meta(description="key that clients must send (repeatable); none: no check")
+    ] = ()
+    api_key_file: Annotated[str | None, Meta(description="file with one API key a line")] = None
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
+    admission_timeout_s: Annotated[
+        float, Meta(gt=0, description="seconds a request waits for the coordinator before a 503")
+    ] = 30.0
+    drain_timeout_s: Annotated[float, Meta(ge=0, description="after SIGTERM, seconds for open requests to finish")] = (
+        30.0
+    )
+    metrics_dir: Annotated[
+        str | None,
+        Meta(description="directory shared by the API servers of one machine to sum their metrics"),
+    ] = None
+    log_level: Annotated[LogLevel, Meta(description="least severe log lines to write")] = "info"
+    log_format: Annotated[LogFormat, Meta(description="log lines as text or JSON")] = "text"

@@ -1,0 +1,25 @@
+"""Options of the coordinator, declared once: flags, environment variables and TOML keys come from here."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from protocol.logs import LogFormat, LogLevel
+
+
+class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`shoal coordinator`."""
+
+    clients_address: Annotated[str, Meta(description="ZeroMQ address where API servers connect")]
+    engines_address: Annotated[str, Meta(description="ZeroMQ address where engine cores connect")]
+    cluster_address: Annotated[str, Meta(description="ZeroMQ address where the cluster state is published")]
+    max_requests: Annotated[
+        int,
+        Meta(ge=1, description="requests in flight per model, beyond which new ones are refused with 429"),
+    ] = 4096
+    heartbeat_timeout_s: Annotated[
+        float, Meta(gt=0, description="a member that is silent for this many seconds is taken for dead")
+    ] = 3.0
+    log_level: Annotated[LogLevel, Meta(description="least severe log lines to write")] = "info"
+    log_format: Annotated[LogFormat, Meta(description="log lines as text or JSON")] = "text"

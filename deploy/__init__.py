@@ -1,0 +1,1 @@
+"""The `shoal` command and all that runs around the serving processes."""

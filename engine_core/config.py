@@ -1,0 +1,36 @@
+"""Options of an engine core, declared once: flags, environment variables and TOML keys come from here."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from protocol.logs import LogFormat, LogLevel
+
+
+class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`shoal engine-core`."""
+
+    engines_address: Annotated[str, Meta(description="ZeroMQ address of the coordinator's engines socket")]
+    model: Annotated[str, Meta(description="MLX model folder, or sim:... for a simulated device")]
+    name: Annotated[str, Meta(description="name of this engine core, unique in the cluster")] = "engine-0"
+    served_model_name: Annotated[str | None, Meta(description="model name in the API; default: the folder's name")] = (
+        None
+    )
+    max_model_len: Annotated[
+        int | None,
+        Meta(ge=2, description="most tokens of prompt and output; default: what the model supports"),
+    ] = None
+    max_num_seqs: Annotated[int, Meta(ge=1, le=1024, description="requests in the batch at once")] = 64
+    max_num_batched_tokens: Annotated[
+        int, Meta(ge=1, description="token budget of one step: decodes first, then prefill chunks")
+    ] = 512
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        Meta(ge=1, description="memory for the KV cache; default: what is left of 60 % of the device's memory"),
+    ] = None
+    drain_timeout_s: Annotated[
+        float, Meta(ge=0, description="after SIGTERM, seconds for running requests to finish")
+    ] = 30.0
+    log_level: Annotated[LogLevel, Meta(description="least severe log lines to write")] = "info"
+    log_format: Annotated[LogFormat, Meta(description="log lines as text or JSON")] = "text"

@@ -1,0 +1,74 @@
+"""What the busy loop asks of a device: MLX (engine_core.mlx_device) or simulated (engine_core.sim_device).
+
+A sequence lives in a row. All its tokens but the last known one are prefilled in chunks; that last one is fed as a
+decode row, and so is every token sampled after it: sampling happens in one place, on the logits of decode rows.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from protocol.sampling import SamplingParams
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """A sequence takes a row, with an empty KV cache there."""
+
+    row: int
+    prompt: Sequence[int]
+    output: Sequence[int]
+    """Tokens generated already (after a preemption): penalties and minimum tokens count them."""
+    sampling: SamplingParams
+
+
+class PrefillChunk(msgspec.Struct, frozen=True):
+    """Compute the KV of these tokens; their logits are not wanted."""
+
+    row: int
+    start: int
+    """Position of the first token in its sequence: so many tokens of the row are in the KV cache already."""
+    token_ids: Sequence[int]
+
+
+class DecodeRow(msgspec.Struct, frozen=True):
+    """Feed one token and sample the next."""
+
+    row: int
+    start: int
+    """Position of the token fed: so many tokens of the row are in the KV cache already."""
+    token_id: int
+    output_position: int
+    """Output position of the token to be sampled; 0 is the first."""
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """One step, in this order: releases, admissions, KV growth, prefill chunks, decode rows."""
+
+    releases: Sequence[int] = ()
+    """Rows that are free again."""
+    admissions: Sequence[Admission] = ()
+    kv_rows: int = 0
+    """The KV cache must hold rows 0 .. kv_rows-1 ..."""
+    kv_length: int = 0
+    """... of this many tokens each, during this step."""
+    prefills: Sequence[PrefillChunk] = ()
+    decodes: Sequence[DecodeRow] = ()
+
+
+class Device(Protocol):
+    """All calls come from one thread, the one that made the device."""
+
+    kv_capacity_tokens: int
+    """Most kv_rows x kv_length that a plan may ask for."""
+
+    def run(self, plan: StepPlan) -> list[int]:
+        """Executes the plan; returns the sampled token ids in the order of `plan.decodes`.
+
+        Raises whatever the device raises; its state cannot be trusted after that and the process must end.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what the device holds."""
+        ...

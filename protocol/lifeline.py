@@ -1,0 +1,70 @@
+"""A child process's line to its supervisor: one inherited stream socket, used in both directions.
+
+Child to supervisor: one JSON object a line, about its start (`{"state": "loading", "progress": 0.4}`, ...).
+Supervisor to child: nothing, ever; but when the supervisor dies, by whatever signal, the kernel closes its end and
+the child reads end-of-file and exits at once. So no child outlives its supervisor, on Linux and on macOS. On
+Linux PR_SET_PDEATHSIG does the same for a child whose Python is stuck.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Literal
+
+import msgspec
+
+LIFELINE_FD = "SHOAL_LIFELINE_FD"
+"""Environment variable with the number of the inherited socket; set by the supervisor only."""
+
+ORPHANED_EXIT_CODE = 70
+_PR_SET_PDEATHSIG = 1
+
+
+class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a child tells its supervisor."""
+
+    state: Literal["starting", "loading", "ready", "draining"]
+    progress: float = 0.0
+    """Share of the model loaded, 0 to 1, while loading."""
+    detail: str = ""
+
+
+class Lifeline:
+    """The child's end. Without a supervisor (a role started by hand) it does nothing."""
+
+    def __init__(self, connection: socket.socket | None) -> None:
+        self._connection = connection
+
+    @classmethod
+    def from_environment(cls) -> "Lifeline":
+        """Takes over the inherited socket, if there is one, and starts to watch it. Call once, early."""
+        number = os.environ.pop(LIFELINE_FD, "")
+        if not number:
+            return cls(None)
+        connection = socket.socket(fileno=int(number))
+        connection.set_inheritable(False)
+        _die_with_parent()
+        threading.Thread(target=_exit_at_eof, args=(connection,), name="lifeline", daemon=True).start()
+        return cls(connection)
+
+    def notify(self, notice: Notice) -> None:
+        """Tells the supervisor; a supervisor that is gone is no error (the watcher ends the process)."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.sendall(msgspec.json.encode(notice) + b"\n")
+
+
+def _exit_at_eof(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while connection.recv(64):
+            pass
+    os._exit(ORPHANED_EXIT_CODE)
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

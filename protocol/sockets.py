@@ -1,0 +1,142 @@
+"""The one place that makes ZeroMQ sockets: types, limits, heartbeats, lingering.
+
+Every queue is bounded. A ROUTER tells when a peer is gone (ROUTER_MANDATORY) instead of dropping silently, and
+a peer that comes back under its identity takes the identity over (ROUTER_HANDOVER). ZMTP heartbeats run on tcp
+only: on ipc the kernel reports a dead peer at once, and an idle cluster should not be woken for nothing.
+"""
+
+import enum
+from typing import TypeVar
+
+import zmq
+import zmq.utils.monitor
+
+from protocol.addresses import check_address
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Largest frame accepted; model cards are the largest (a packed tokenizer of 35 MB has about 7)."""
+HEARTBEAT_INTERVAL_MS = 1_000
+HEARTBEAT_TIMEOUT_MS = 3_000
+
+
+class SocketKind(enum.Enum):
+    """What a socket is for; decides its type and its limits."""
+
+    CLIENTS = enum.auto()
+    """The coordinator's end of the clients link (ROUTER, binds)."""
+    ENGINES = enum.auto()
+    """The coordinator's end of the engines link (ROUTER, binds)."""
+    MEMBER = enum.auto()
+    """An API server's or engine core's end of its link (DEALER, connects)."""
+    PUBLISHER = enum.auto()
+    """The coordinator's end of the cluster link (XPUB, binds): new subscriptions can be seen."""
+    SUBSCRIBER = enum.auto()
+    """Anyone's end of the cluster link (SUB, connects)."""
+    OUTPUTS_IN = enum.auto()
+    """An API server's end of the outputs link (PULL, binds)."""
+    OUTPUTS_OUT = enum.auto()
+    """An engine core's end of the outputs link (PUSH, connects)."""
+    INPROC_IN = enum.auto()
+    """Receiving end between two threads of a process (PULL, binds)."""
+    INPROC_OUT = enum.auto()
+    """Sending end between two threads of a process (PUSH, connects)."""
+
+
+class _Profile:
+    def __init__(self, socket_type: int, binds: bool, high_water_mark: int, linger_ms: int) -> None:
+        self.socket_type = socket_type
+        self.binds = binds
+        self.high_water_mark = high_water_mark
+        self.linger_ms = linger_ms
+
+
+_PROFILES = {
+    SocketKind.CLIENTS: _Profile(zmq.ROUTER, True, 10_000, 500),
+    SocketKind.ENGINES: _Profile(zmq.ROUTER, True, 10_000, 500),
+    SocketKind.MEMBER: _Profile(zmq.DEALER, False, 10_000, 500),
+    SocketKind.PUBLISHER: _Profile(zmq.XPUB, True, 1_000, 0),
+    SocketKind.SUBSCRIBER: _Profile(zmq.SUB, False, 1_000, 0),
+    SocketKind.OUTPUTS_IN: _Profile(zmq.PULL, True, 20_000, 0),
+    SocketKind.OUTPUTS_OUT: _Profile(zmq.PUSH, False, 20_000, 2_000),
+    SocketKind.INPROC_IN: _Profile(zmq.PULL, True, 10_000, 0),
+    SocketKind.INPROC_OUT: _Profile(zmq.PUSH, False, 10_000, 0),
+}
+
+S = TypeVar("S", bound=zmq.Socket)  # type: ignore[type-arg]
+
+
+def open_socket(context: "zmq.Context[S]", kind: SocketKind, address: str) -> tuple[S, str]:
+    """A configured socket of this kind, bound or connected; also returns the address with the real port.
+
+    `context` may be a zmq.Context or a zmq.asyncio.Context. Raises AddressError, or zmq.ZMQError when the
+    address is taken. For a MEMBER use `open_member`.
+    """
+    check_address(address)
+    profile = _PROFILES[kind]
+    socket = context.socket(profile.socket_type)
+    _configure(socket, profile, address)
+    try:
+        if profile.binds:
+            socket.bind(address)
+        else:
+            socket.connect(address)
+    except zmq.ZMQError:
+        socket.close(0)
+        raise
+    return socket, socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+
+def open_member(context: "zmq.Context[S]", address: str, identity: bytes) -> tuple[S, S]:
+    """A member's DEALER and the monitor of its connection (see `connection_event`).
+
+    The monitor is there before the connection is, so that its first event is the first connection: a member
+    greets the coordinator whenever the monitor says UP, also after the coordinator's restart, and nobody polls.
+    Sending while the connection is down raises zmq.Again (NOBLOCK) or blocks: keep what must not be lost.
+    """
+    check_address(address)
+    profile = _PROFILES[SocketKind.MEMBER]
+    socket = context.socket(profile.socket_type)
+    _configure(socket, profile, address)
+    socket.setsockopt(zmq.IDENTITY, identity)
+    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    socket.connect(address)
+    return socket, monitor
+
+
+def _configure(socket: S, profile: _Profile, address: str) -> None:
+    socket.setsockopt(zmq.SNDHWM, profile.high_water_mark)
+    socket.setsockopt(zmq.RCVHWM, profile.high_water_mark)
+    socket.setsockopt(zmq.LINGER, profile.linger_ms)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    if address.startswith("tcp://"):
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+    if not profile.binds:
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+    if profile.socket_type == zmq.ROUTER:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    if profile.socket_type == zmq.DEALER:
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a connection that may never be
+    if profile.socket_type == zmq.XPUB:
+        socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+    if profile.socket_type == zmq.SUB:
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+
+
+class ConnectionEvent(enum.Enum):
+    """What a connection monitor reports."""
+
+    UP = enum.auto()
+    """The connection is made and greeted: say Hello now."""
+    DOWN = enum.auto()
+
+
+_EVENTS = {zmq.EVENT_HANDSHAKE_SUCCEEDED: ConnectionEvent.UP, zmq.EVENT_DISCONNECTED: ConnectionEvent.DOWN}
+
+
+def connection_event(frames: list[bytes]) -> ConnectionEvent:
+    """The event in the frames that a monitor socket delivered."""
+    return _EVENTS[zmq.Event(zmq.utils.monitor.parse_monitor_message(frames)["event"])]
