@@ -111,10 +111,17 @@ class ClientHello(Message, frozen=True):
     pid: int
     client_index: ClientIndex = ClientIndex(-1)
     """What an earlier Welcome gave (a restarted coordinator takes it over); -1 for none."""
+    engines: list[tuple[EngineIndex, Incarnation]] = []
+    """Engine cores that have accepted, unfinished requests of it: each that the coordinator does not know, and does
+    not meet within its settling time, is answered with EngineLost, so that no loss is missed during a reconnect."""
 
 
 class EngineCoreRequest(Message, frozen=True):
-    """One generation. Its prompt travels as buffer 0: token ids, unsigned 32-bit little-endian."""
+    """One generation. Its prompt travels as buffer 0: token ids, unsigned 32-bit little-endian.
+
+    API server -> coordinator -> engine core, the same frames. Sent again (same attempt) by an API server that got no
+    answer, or by the coordinator over a new connection: who has it already does not start it twice.
+    """
 
     request_id: RequestId
     client_index: ClientIndex
@@ -230,6 +237,8 @@ class EngineHello(Message, frozen=True):
     load: Load = Load()
     requests: list[tuple[RequestKey, ClientIndex, int]] = []
     """Requests that it still works on, each with its client and number of prompt tokens."""
+    engine_index: EngineIndex = EngineIndex(-1)
+    """What an earlier Welcome gave (a restarted coordinator takes it over); -1 for none."""
 
 
 class LoadReport(Message, frozen=True):
@@ -237,7 +246,8 @@ class LoadReport(Message, frozen=True):
 
     load: Load
     adds_received: int = 0
-    """Add messages received on this connection since its Hello: what was sent later is not in `load` yet."""
+    """EngineCoreRequests received since the last EngineWelcome (0 between Hello and Welcome): what the coordinator
+    sent after that many is not in `load` yet. Counts every request, also one dropped as a duplicate."""
     finished: list[RequestKey] = []
     """Requests that ended since the last report."""
 
