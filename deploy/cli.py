@@ -1,0 +1,202 @@
+"""The `shoal` command: parses options and hands over. What a command needs is imported when it runs."""
+
+import argparse
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from api_server.config import ApiServerConfig
+from coordinator.config import CoordinatorConfig
+from deploy.cache import CACHE_VARIABLE, cache_directory
+from deploy.config import all_serve_options
+from deploy.options import (
+    Option,
+    OptionError,
+    add_flags,
+    check_keys,
+    given_values,
+    options_of,
+    read_file,
+    unknown_variables,
+)
+from engine_core.config import EngineCoreConfig
+from protocol.lifeline import LIFELINE_FD, Lifeline
+from protocol.logs import set_up_logging
+
+logger = logging.getLogger("shoal.cli")
+
+EXIT_USAGE = 2
+CONFIG_VARIABLE = "SHOAL_CONFIG"
+
+_COMMAND_OPTIONS: dict[str, tuple[Option, ...]] = {
+    "serve": all_serve_options(),
+    "coordinator": options_of(CoordinatorConfig),
+    "engine-core": options_of(EngineCoreConfig),
+    "api-server": options_of(ApiServerConfig),
+}
+_HELP = {
+    "serve": "run a whole cluster on this machine",
+    "coordinator": "run the coordinator alone",
+    "engine-core": "run one engine core alone",
+    "api-server": "run one API server alone",
+}
+
+C = TypeVar("C", ApiServerConfig, CoordinatorConfig, EngineCoreConfig)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: 0, 1 for a failure, 2 for wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    flags = vars(_parser(with_bench="bench" in arguments[:1]).parse_args(arguments))
+    try:
+        return _HANDLERS[flags["command"]](flags)
+    except OptionError as error:
+        print(f"shoal {flags['command']}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _parser(with_bench: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shoal",
+        description="Serves open-weight language models with MLX.",
+        epilog=f"Cache: {CACHE_VARIABLE}, now {cache_directory()}. Every option is also an environment variable "
+        "(named in brackets) and a key of the TOML file that --config names.",
+    )
+    parser.add_argument("--version", action="version", version=f"shoal {importlib.metadata.version('shoal')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command, options in _COMMAND_OPTIONS.items():
+        sub = commands.add_parser(command, help=_HELP[command], description=_HELP[command])
+        sub.add_argument("--config", metavar="FILE", help=f"TOML file with options [{CONFIG_VARIABLE}]")
+        add_flags(sub, options, positional="model" if command == "serve" else None)
+    doctor = commands.add_parser("doctor", help="what this machine can do, and what is missing")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument("--port", type=int, default=8000, help="HTTP port to check [default: 8000]")
+    pull = commands.add_parser("pull", help="fetch a model and print its folder")
+    pull.add_argument("model", metavar="MODEL", help="demo, a hub id (owner/name), or a folder to check")
+    commands.add_parser("models", help="list the models that need no download")
+    _add_bench(commands, with_bench)
+    return parser
+
+
+def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", in_full: bool) -> None:
+    if in_full:
+        from benchmarks.cli import add_bench_parser
+
+        add_bench_parser(commands)
+    else:
+        commands.add_parser("bench", help="load generator and micro-benches", add_help=False)
+
+
+# --- configuration -------------------------------------------------------------------------------------------
+
+
+def _values(command: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What flags, environment and file say for this command's options. Raises OptionError."""
+    options = _COMMAND_OPTIONS[command]
+    file: dict[str, Any] = {}
+    if path := flags["config"] or os.environ.get(CONFIG_VARIABLE):
+        file = read_file(Path(path))
+        check_keys(Path(path), file, _known(lambda option: option.name))
+    return given_values(options, flags, os.environ, file)
+
+
+def _known(part: Callable[[Option], str]) -> list[str]:
+    return sorted({part(option) for options in _COMMAND_OPTIONS.values() for option in options})
+
+
+def _set_up(process_name: str, values: Mapping[str, Any]) -> None:
+    set_up_logging(process_name, values.get("log_level", "info"), values.get("log_format", "text"))
+    known = [*_known(lambda option: option.variable), CACHE_VARIABLE, CONFIG_VARIABLE, LIFELINE_FD]
+    for complaint in unknown_variables(os.environ, known):
+        logger.warning("%s", complaint)
+
+
+def _role(command: str, config_type: type[C], flags: Mapping[str, Any]) -> tuple[C, Lifeline]:
+    lifeline = Lifeline.from_environment()  # first, so that a supervisor's death is seen from here on
+    config = msgspec.convert(_values(command, flags), config_type)
+    name = "coordinator" if isinstance(config, CoordinatorConfig) else config.name
+    _set_up(name, {"log_level": config.log_level, "log_format": config.log_format})
+    return config, lifeline
+
+
+# --- commands ------------------------------------------------------------------------------------------------
+
+
+def _coordinator(flags: Mapping[str, Any]) -> int:
+    config, lifeline = _role("coordinator", CoordinatorConfig, flags)
+    from coordinator.main import run
+
+    return run(config, lifeline)
+
+
+def _engine_core(flags: Mapping[str, Any]) -> int:
+    config, lifeline = _role("engine-core", EngineCoreConfig, flags)
+    from engine_core.main import run
+
+    return run(config, lifeline)
+
+
+def _api_server(flags: Mapping[str, Any]) -> int:
+    config, lifeline = _role("api-server", ApiServerConfig, flags)
+    from api_server.main import run
+
+    return run(config, lifeline)
+
+
+def _serve(flags: Mapping[str, Any]) -> int:
+    values = _values("serve", flags)
+    _set_up("shoal", values)
+    from deploy.supervisor import serve
+
+    return serve(values)
+
+
+def _pull(flags: Mapping[str, Any]) -> int:
+    set_up_logging("pull", "info", "text")
+    from deploy.demo_model import DemoModelError
+    from deploy.models import ModelError, pull
+
+    try:
+        print(pull(flags["model"], cache_directory()))
+    except (DemoModelError, ModelError) as error:
+        print(f"shoal pull: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _models(_flags: Mapping[str, Any]) -> int:
+    from deploy.models import local_models
+
+    for name, folder, size_bytes in local_models(cache_directory()):
+        print(f"{name}\t{size_bytes / 1e6:.0f} MB\t{folder}")
+    return 0
+
+
+def _doctor(flags: Mapping[str, Any]) -> int:
+    from deploy.doctor import run_doctor
+
+    return run_doctor(port=flags["port"], as_json=flags["json"])
+
+
+def _bench(flags: Mapping[str, Any]) -> int:
+    from benchmarks.cli import run_bench
+
+    return run_bench(argparse.Namespace(**flags))
+
+
+_HANDLERS: dict[str, Callable[[Mapping[str, Any]], int]] = {
+    "serve": _serve,
+    "coordinator": _coordinator,
+    "engine-core": _engine_core,
+    "api-server": _api_server,
+    "doctor": _doctor,
+    "pull": _pull,
+    "models": _models,
+    "bench": _bench,
+}
