@@ -4,12 +4,16 @@ A sequence lives in a row. All its tokens but the last known one are prefilled i
 decode row, and so is every token sampled after it: sampling happens in one place, on the logits of decode rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
+from protocol.card import ModelCard
 from protocol.sampling import SamplingParams
+
+OnProgress = Callable[[float, str], None]
+"""Called while a model loads: share loaded (0 to 1) and what is being done."""
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -72,3 +76,14 @@ class Device(Protocol):
     def close(self) -> None:
         """Frees what the device holds."""
         ...
+
+
+class ModelRefused(Exception):
+    """The model cannot be served as configured; the message is for the operator. Starting again will not help."""
+
+
+class OpenedModel(msgspec.Struct, frozen=True):
+    """A loaded model: what runs it, and what API servers must know of it."""
+
+    device: Device
+    card: ModelCard
