@@ -1,0 +1,117 @@
+"""What the HTTP side needs from the cluster, as interfaces: routes are written and tested against these alone.
+
+Two implementations: the engine client (sockets) and the fake of the unit tests.
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from api_server.served_model import ServedModel
+from protocol.messages import FinishReason, RejectReason
+from protocol.sampling import SamplingParams
+
+
+class TokenDelta(msgspec.Struct, frozen=True, gc=False):
+    """New tokens of one generation, all that piled up since the last delta."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    """STOP or LENGTH on the last delta; a generation that ends otherwise raises GenerationFailed instead."""
+    stop_reason: int | None = None
+    """The token of stop_token_ids that ended it."""
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed again, as far as known by now."""
+
+
+class AbortCause(enum.Enum):
+    """Why the HTTP side no longer wants a generation; label of a metric."""
+
+    STOP_STRING = "stop_string"
+    """A stop string was found: the caller has all it asked for, finish reason "stop"."""
+    DISCONNECT = "disconnect"
+    """The caller went away, or the request was cancelled."""
+    ERROR = "error"
+    """Another generation of the same request failed or was rejected."""
+
+
+class UnknownModel(Exception):
+    """No model of this name is served."""
+
+
+class NoModel(Exception):
+    """No model is served yet."""
+
+
+class Rejected(Exception):
+    """The cluster does not take the generation."""
+
+    def __init__(self, reason: RejectReason, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class GenerationFailed(Exception):
+    """An accepted generation ended without a result."""
+
+    def __init__(self, message: str, retryable: bool) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retryable = retryable
+        """Whether the same request may succeed when it is sent again."""
+
+
+class Collector(Protocol):
+    """The reading end of one accepted generation."""
+
+    async def get(self) -> TokenDelta:
+        """Waits for the next tokens. Nothing follows a delta with a finish reason. Raises GenerationFailed."""
+
+
+class GenerationBackend(Protocol):
+    """The cluster as the routes see it."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request could be served now."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether this API server is shutting down and takes no new work."""
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model of this name; None names the only one. Raises UnknownModel, or NoModel while none is served."""
+
+    def models(self) -> list[ServedModel]:
+        """All models served now."""
+
+    async def submit(
+        self,
+        model: ServedModel,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int,
+        request_prefix: str,
+    ) -> Collector:
+        """Hands a generation to the cluster and returns once it is accepted.
+
+        `request_prefix` starts its request id. Raises Rejected. When the call is cancelled while it waits, the
+        backend aborts what it has sent.
+        """
+
+    def abort(self, collectors: Sequence[Collector], cause: AbortCause) -> None:
+        """Ends generations; idempotent, also after their end. No delta is to be expected afterwards."""
+
+
+class HttpMetrics(Protocol):
+    """What the HTTP side reports, and the page of all metrics."""
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """(body, content type) of GET /metrics for a request with this Accept header."""
+
+    def observe_http(self, route: str, status: int) -> None:
+        """Counts one HTTP response. `route` is a route of ours or "other"; 499 is a caller that went away."""

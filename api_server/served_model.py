@@ -1,0 +1,27 @@
+"""A model that callers may name: its card with what was built from it once."""
+
+from api_server.chat_template import ChatTemplate
+from api_server.tokenizer import Tokenizer
+from protocol.card import ModelCard
+
+
+class ServedModel:
+    """Tokenizer and chat template of one card. Immutable, shared by all requests."""
+
+    def __init__(self, card: ModelCard) -> None:
+        """Builds both; a large tokenizer takes seconds, so call it off the event loop. Raises ProtocolError."""
+        self.card = card
+        self.tokenizer = Tokenizer(card.tokenizer_json)
+        self.template: ChatTemplate | None = None
+        if card.chat_template is not None:
+            self.template = ChatTemplate(card.chat_template, card.special_tokens)
+
+    @property
+    def name(self) -> str:
+        """What callers name it by."""
+        return self.card.name
+
+    @property
+    def created(self) -> int:
+        """Unix time of the model files, seconds."""
+        return self.card.created
