@@ -19,7 +19,8 @@ class ApiServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     port: Annotated[int, Meta(ge=0, le=65535, description="HTTP port; 0 takes a free one")] = 8000
     fd: Annotated[int | None, Meta(description="inherited listening socket, instead of host and port")] = None
     api_key: Annotated[
-        tuple[str, ...], Meta(description="key that clients must send (repeatable); none: no check")
+        tuple[str, ...],
+        Meta(description="key that clients must send (repeatable); none: no check", extra={"secret": True}),
     ] = ()
     api_key_file: Annotated[str | None, Meta(description="file with one API key a line")] = None
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
