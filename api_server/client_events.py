@@ -1,0 +1,151 @@
+"""What the client core is told (events) and what it wants done (commands).
+
+Messages of the coordinator and of the engine cores are events as they are; the others are defined here.
+"""
+
+import msgspec
+
+from protocol.identifiers import RequestId
+from protocol.messages import (
+    Abort,
+    Accepted,
+    ClientHello,
+    ClientWelcome,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineLost,
+    FinishReason,
+    Heartbeat,
+    Refused,
+    Rejected,
+    RejectReason,
+)
+from protocol.sampling import SamplingParams
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """A generation is wanted."""
+
+    request_id: RequestId
+    model: str
+    prompt: bytes
+    """Packed token ids (see `protocol.codec.pack_token_ids`)."""
+    sampling: SamplingParams
+    arrival_time_s: float
+    """Wall clock."""
+    priority: int = 0
+
+
+class Abandon(msgspec.Struct, frozen=True):
+    """Whoever wanted these generations wants them no more; those that have ended are skipped."""
+
+    request_ids: list[RequestId]
+
+
+class AdmissionTimedOut(msgspec.Struct, frozen=True):
+    """Nobody answered this submission in time."""
+
+    request_id: RequestId
+
+
+class NotSent(msgspec.Struct, frozen=True):
+    """The request could not be queued for the coordinator: the queue is at its high-water mark."""
+
+    request_id: RequestId
+
+
+class LinkUp(msgspec.Struct, frozen=True):
+    """There is a new connection to the coordinator."""
+
+
+class LinkDown(msgspec.Struct, frozen=True):
+    """The connection to the coordinator is gone."""
+
+
+class SecondPassed(msgspec.Struct, frozen=True):
+    """Time goes by."""
+
+
+class EnginesChanged(msgspec.Struct, frozen=True):
+    """Engine cores joined or left the cluster."""
+
+
+class FailAll(msgspec.Struct, frozen=True):
+    """Every generation ends here: the process shuts down."""
+
+    message: str
+
+
+ClientEvent = (
+    Submit
+    | Abandon
+    | AdmissionTimedOut
+    | NotSent
+    | LinkUp
+    | LinkDown
+    | SecondPassed
+    | EnginesChanged
+    | FailAll
+    | ClientWelcome
+    | Accepted
+    | Rejected
+    | EngineLost
+    | Refused
+    | EngineCoreOutputs
+)
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send this to the coordinator."""
+
+    message: ClientHello | EngineCoreRequest | Abort | Heartbeat
+    buffers: tuple[bytes, ...] = ()
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """The generation runs; tokens follow."""
+
+    request_id: RequestId
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """The generation will not run. Terminal; comes instead of Admit, never after it."""
+
+    request_id: RequestId
+    reason: RejectReason
+    message: str
+    retry_after_s: float = 0.0
+
+
+class Deliver(msgspec.Struct, frozen=True, gc=False):
+    """New tokens, after Admit. Terminal when there is a finish reason (STOP or LENGTH)."""
+
+    request_id: RequestId
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    cached_tokens: int = 0
+
+
+class Fail(msgspec.Struct, frozen=True):
+    """The generation ended without a result, after Admit. Terminal."""
+
+    request_id: RequestId
+    message: str
+    retryable: bool
+    """Whether the same request may succeed when it is sent again."""
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """The generation ended because it was abandoned. Terminal; may come before Admit."""
+
+    request_id: RequestId
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """The coordinator does not want this process: end it."""
+
+    reason: str
+
+
+Command = Send | Admit | Refuse | Deliver | Fail | Forget | Leave

@@ -1,0 +1,83 @@
+"""Our standing with the coordinator: greeted, welcomed, and what to tell it when it is back."""
+
+import enum
+
+import msgspec
+
+from api_server.client_events import Send
+from api_server.live_generation import Engine
+from protocol.identifiers import ClientIndex, Incarnation
+from protocol.messages import Abort, ClientHello, ClientWelcome, RequestKey
+
+MAX_PENDING_ABORTS = 16_384
+"""Aborts kept while there is no coordinator; beyond, the oldest is dropped (stray outputs bring it up again)."""
+
+
+class LinkState(enum.Enum):
+    """The connection to the coordinator."""
+
+    DOWN = enum.auto()
+    GREETING = enum.auto()
+    """Hello is sent."""
+    WELCOMED = enum.auto()
+
+
+class CoordinatorLink:
+    """Owns the link's state. Every state may follow every other: connections come and go as they like."""
+
+    def __init__(self, hello: ClientHello) -> None:
+        """`hello` is what this process says of itself; its client index follows what a coordinator gives."""
+        self._hello = hello
+        self.state = LinkState.DOWN
+        self.coordinator: Incarnation | None = None
+        """The coordinator that welcomed us last."""
+        self._pending_aborts: dict[RequestKey, None] = {}
+
+    @property
+    def is_welcomed(self) -> bool:
+        """Whether the coordinator takes what we send."""
+        return self.state is LinkState.WELCOMED
+
+    @property
+    def client_index(self) -> ClientIndex:
+        """What the coordinator knows us by; -1 before the first welcome."""
+        return self._hello.client_index
+
+    def greet(self, engines: list[Engine]) -> Send:
+        """There is a new connection. `engines` have unfinished requests of ours."""
+        self.state = LinkState.GREETING
+        return Send(msgspec.structs.replace(self._hello, engines=engines))
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        self.state = LinkState.DOWN
+
+    def welcome(self, welcome: ClientWelcome) -> bool:
+        """The coordinator answered. Returns whether it gave us another client index than we had."""
+        changed = welcome.client_index != self.client_index
+        self._hello = msgspec.structs.replace(self._hello, client_index=welcome.client_index)
+        self.coordinator = welcome.incarnation
+        self.state = LinkState.WELCOMED
+        return changed
+
+    def abort(self, keys: list[RequestKey]) -> list[Send]:
+        """Asks to end these requests, now or once there is a coordinator again."""
+        if not keys:
+            return []
+        if self.is_welcomed:
+            return [Send(Abort(keys))]
+        self._pending_aborts.update(dict.fromkeys(keys))
+        while len(self._pending_aborts) > MAX_PENDING_ABORTS:
+            del self._pending_aborts[next(iter(self._pending_aborts))]
+        return []
+
+    def take_pending_aborts(self) -> list[Send]:
+        """What `abort` kept, as commands."""
+        keys = list(self._pending_aborts)
+        self._pending_aborts.clear()
+        return self.abort(keys)
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        assert not (self._pending_aborts and self.is_welcomed)
+        assert len(self._pending_aborts) <= MAX_PENDING_ABORTS

@@ -1,0 +1,41 @@
+"""Submissions that the coordinator has not answered: kept whole, since they may have to be sent again."""
+
+from collections.abc import Iterator
+
+from api_server.live_generation import LiveGeneration
+from protocol.identifiers import RequestId
+
+MAX_UNACKNOWLEDGED = 4_096
+MAX_UNACKNOWLEDGED_BYTES = 256 * 1024 * 1024
+"""Of packed prompts. More than either of the two is refused as overload."""
+
+
+class Unacknowledged:
+    """Bounded table of generations, in the order of their submission."""
+
+    def __init__(self) -> None:
+        self._generations: dict[RequestId, LiveGeneration] = {}
+        self._bytes = 0
+
+    def __iter__(self) -> Iterator[LiveGeneration]:
+        return iter(self._generations.values())
+
+    def has_room(self, prompt_bytes: int) -> bool:
+        """Whether one more fits, with a prompt of this size."""
+        return len(self._generations) < MAX_UNACKNOWLEDGED and self._bytes + prompt_bytes <= MAX_UNACKNOWLEDGED_BYTES
+
+    def add(self, generation: LiveGeneration) -> None:
+        """Keeps it until `remove`."""
+        self._generations[generation.submit.request_id] = generation
+        self._bytes += len(generation.submit.prompt)
+
+    def remove(self, generation: LiveGeneration) -> None:
+        """It was answered, or it ended; idempotent."""
+        if self._generations.pop(generation.submit.request_id, None) is not None:
+            self._bytes -= len(generation.submit.prompt)
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        assert not any(generation.is_acknowledged for generation in self)
+        assert self._bytes == sum(len(generation.submit.prompt) for generation in self)
+        assert len(self._generations) <= MAX_UNACKNOWLEDGED

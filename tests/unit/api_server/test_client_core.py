@@ -1,0 +1,416 @@
+"""The client side of the cluster, event by event."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from api_server import client_core, unacknowledged
+from api_server.client_core import ClientCore
+from api_server.client_events import (
+    Abandon,
+    AdmissionTimedOut,
+    Admit,
+    ClientEvent,
+    Command,
+    Deliver,
+    EnginesChanged,
+    Fail,
+    FailAll,
+    Forget,
+    Leave,
+    LinkDown,
+    LinkUp,
+    NotSent,
+    Refuse,
+    SecondPassed,
+    Send,
+    Submit,
+)
+from api_server.live_generation import GenerationState, IllegalMove, LiveGeneration
+from protocol.codec import pack_token_ids
+from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Accepted,
+    ClientHello,
+    ClientWelcome,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineLost,
+    FinishReason,
+    Heartbeat,
+    Refused,
+    Rejected,
+    RejectReason,
+    RequestKey,
+)
+from protocol.sampling import SamplingParams
+
+R = RequestId("cmpl-1")
+KEY = RequestKey(R, 0)
+ENGINE = Incarnation("engine-a")
+OTHER = Incarnation("engine-b")
+COORDINATOR = Incarnation("coordinator-1")
+HELLO = ClientHello(PROTOCOL_VERSION, "api-0", Incarnation("api"), "ipc:///tmp/out", 1)
+
+
+class Driver:
+    """A core with a clock in hand; checks the core's invariants after each event."""
+
+    def __init__(self) -> None:
+        self.core = ClientCore(HELLO)
+        self.now_s = 100.0
+        self.sequence = 0
+
+    def tell(self, event: ClientEvent) -> list[Command]:
+        commands = self.core.handle(event, self.now_s)
+        self.core.check_invariants()
+        return commands
+
+    def welcome(self, coordinator: Incarnation = COORDINATOR, index: int = 0) -> list[Command]:
+        return self.tell(ClientWelcome(PROTOCOL_VERSION, coordinator, ClientIndex(index)))
+
+    def submit(self, request_id: RequestId = R, max_tokens: int = 8) -> list[Command]:
+        prompt = pack_token_ids([1, 2, 3])
+        return self.tell(Submit(request_id, "demo", prompt, SamplingParams(max_tokens), arrival_time_s=1.0))
+
+    def accept(self, key: RequestKey = KEY, incarnation: Incarnation = ENGINE) -> list[Command]:
+        return self.tell(Accepted(key, EngineIndex(0), incarnation))
+
+    def outputs(self, *outputs: EngineCoreOutput, incarnation: Incarnation = ENGINE, lost: int = 0) -> list[Command]:
+        self.sequence += lost
+        message = EngineCoreOutputs(EngineIndex(0), incarnation, self.sequence, 0.0, list(outputs))
+        self.sequence += 1
+        return self.tell(message)
+
+    def output(self, position: int, token_ids: list[int], finish: FinishReason | None = None) -> list[Command]:
+        return self.outputs(EngineCoreOutput(R, 0, position, token_ids, finish))
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    """Connected and welcomed."""
+    driver = Driver()
+    assert driver.tell(LinkUp()) == [Send(HELLO)]
+    assert driver.welcome() == []
+    yield driver
+    driver.core.check_invariants()
+
+
+def sent_request(driver: Driver, index: int = 0) -> Send:
+    request = EngineCoreRequest(R, ClientIndex(index), 0, "demo", 3, SamplingParams(8), 1.0)
+    return Send(request, (pack_token_ids([1, 2, 3]),))
+
+
+def test_a_generation_is_submitted_accepted_streamed_and_ended(driver: Driver) -> None:
+    assert driver.submit() == [sent_request(driver)]
+    assert driver.accept() == [Admit(R)]
+    assert driver.outputs(EngineCoreOutput(R, 0, 0, [7, 8], cached_tokens=2)) == [Deliver(R, [7, 8], cached_tokens=2)]
+    assert driver.output(2, [9], FinishReason.LENGTH) == [Deliver(R, [9], FinishReason.LENGTH)]
+    assert driver.core.num_generations == 0
+
+
+def test_a_finish_without_tokens_is_delivered(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    finish = EngineCoreOutput(R, 0, 0, [], FinishReason.STOP, stop_reason=5)
+    assert driver.outputs(finish) == [Deliver(R, [], FinishReason.STOP, stop_reason=5)]
+
+
+def test_outputs_may_overtake_the_acceptance(driver: Driver) -> None:
+    driver.submit()
+    assert driver.output(0, [7]) == [Admit(R), Deliver(R, [7])]
+    assert driver.accept() == []
+    assert driver.output(1, [8], FinishReason.STOP) == [Deliver(R, [8], FinishReason.STOP)]
+
+
+def test_a_whole_generation_may_overtake_its_acceptance_which_aborts_nothing(driver: Driver) -> None:
+    driver.submit()
+    assert driver.output(0, [7], FinishReason.STOP) == [Admit(R), Deliver(R, [7], FinishReason.STOP)]
+    assert driver.accept() == []
+
+
+def test_what_is_there_already_is_dropped(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [7, 8])
+    assert driver.output(0, [7, 8]) == []
+    assert driver.output(1, [8, 9, 10]) == [Deliver(R, [9, 10])]
+
+
+def test_a_gap_in_the_positions_fails_the_generation_and_aborts_it(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [7])
+    assert driver.output(2, [9]) == [Fail(R, "outputs of the engine core were lost", True), Send(Abort([KEY]))]
+    assert driver.output(3, [10]) == []
+
+
+def test_a_negative_position_fails_the_generation(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    assert driver.output(-1, [7, 8])[0] == Fail(R, "outputs of the engine core were lost", True)
+
+
+def test_a_lost_message_fails_the_generations_of_its_engine_core_only(driver: Driver) -> None:
+    other = RequestId("cmpl-2")
+    driver.submit()
+    driver.submit(other)
+    driver.accept()
+    driver.accept(RequestKey(other), OTHER)
+    commands = driver.outputs(lost=1)
+    assert commands == [Fail(R, "outputs of the engine core were lost", True), Send(Abort([KEY]))]
+    assert driver.core.num_generations == 1
+
+
+def test_a_sequence_that_starts_anew_is_no_loss(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [7])
+    driver.sequence = 0
+    assert driver.output(1, [8]) == [Deliver(R, [8])]
+
+
+def test_more_tokens_than_asked_for_fail_the_generation(driver: Driver) -> None:
+    driver.submit(max_tokens=2)
+    driver.accept()
+    assert driver.output(0, [1, 2, 3])[0] == Fail(R, "the engine core sent more tokens than were asked for", True)
+
+
+def test_outputs_of_another_attempt_or_another_engine_core_are_dropped(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    assert driver.outputs(EngineCoreOutput(R, 1, 0, [7])) == []
+    driver.sequence = 0
+    assert driver.outputs(EngineCoreOutput(R, 0, 0, [7]), incarnation=OTHER) == []
+
+
+def test_an_error_of_the_engine_core_fails_the_generation_after_its_tokens(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    output = EngineCoreOutput(R, 0, 0, [7], FinishReason.ERROR, error="token id 99 is out of range")
+    assert driver.outputs(output) == [Deliver(R, [7]), Fail(R, "token id 99 is out of range", False)]
+
+
+def test_an_engine_core_that_shuts_down_ends_the_generation_as_retryable(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    output = EngineCoreOutput(R, 0, 0, [], FinishReason.ABORT, error="engine core shut down")
+    assert driver.outputs(output) == [Fail(R, "engine core shut down", True)]
+
+
+def test_a_rejection_is_terminal(driver: Driver) -> None:
+    driver.submit()
+    rejected = Rejected(KEY, RejectReason.OVERLOADED, "too much", 2.5)
+    assert driver.tell(rejected) == [Refuse(R, RejectReason.OVERLOADED, "too much", 2.5)]
+    assert driver.tell(rejected) == []
+    assert driver.core.num_generations == 0
+
+
+def test_a_lost_engine_core_fails_its_generations_and_no_other(driver: Driver) -> None:
+    other = RequestId("cmpl-2")
+    driver.submit()
+    driver.submit(other)
+    driver.accept()
+    driver.accept(RequestKey(other), OTHER)
+    commands = driver.tell(EngineLost(EngineIndex(0), ENGINE, "killed by signal 9"))
+    assert commands[0] == Fail(R, "the engine core was lost: killed by signal 9", True)
+    assert driver.tell(EngineLost(EngineIndex(0), ENGINE, "killed by signal 9")) == []
+    assert driver.core.num_generations == 1
+
+
+def test_an_abandoned_generation_is_aborted_once_and_its_late_outputs_are_dropped(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    assert driver.tell(Abandon([R, R])) == [Forget(R), Send(Abort([KEY]))]
+    assert driver.tell(Abandon([R])) == []
+    assert driver.output(0, [7]) == []
+
+
+def test_an_engine_core_that_goes_on_after_an_abort_is_told_again_once_a_second(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.tell(Abandon([R]))
+    driver.now_s += 1.1
+    assert driver.output(0, [7]) == [Send(Abort([KEY]))]
+    assert driver.output(1, [8]) == []
+
+
+def test_many_abandoned_generations_are_one_abort(driver: Driver) -> None:
+    ids = [RequestId(f"cmpl-{number}") for number in range(3)]
+    for request_id in ids:
+        driver.submit(request_id)
+    commands = driver.tell(Abandon(ids))
+    assert commands[-1] == Send(Abort([RequestKey(request_id) for request_id in ids]))
+    assert [type(command) for command in commands] == [Forget, Forget, Forget, Send]
+
+
+def test_without_a_coordinator_a_submission_waits_and_goes_out_after_the_welcome() -> None:
+    driver = Driver()
+    assert driver.submit() == []
+    driver.tell(LinkUp())
+    assert driver.welcome(index=3) == [sent_request(driver, index=3)]
+
+
+def test_what_was_never_sent_is_not_aborted() -> None:
+    driver = Driver()
+    driver.submit()
+    assert driver.tell(Abandon([R])) == [Forget(R)]
+    driver.tell(LinkUp())
+    assert driver.welcome() == []
+
+
+def test_an_unanswered_submission_is_sent_again_to_the_next_coordinator(driver: Driver) -> None:
+    driver.submit()
+    driver.tell(LinkDown())
+    assert driver.tell(LinkUp())[0] == Send(msgspec.structs.replace(HELLO, client_index=ClientIndex(0)))
+    assert driver.welcome(Incarnation("coordinator-2")) == [sent_request(driver)]
+    assert driver.accept() == [Admit(R)]
+
+
+def test_an_accepted_generation_streams_on_without_a_coordinator_and_is_named_in_the_next_hello(
+    driver: Driver,
+) -> None:
+    driver.submit()
+    driver.accept()
+    driver.tell(LinkDown())
+    assert driver.output(0, [7]) == [Deliver(R, [7])]
+    (hello,) = driver.tell(LinkUp())
+    assert isinstance(hello, Send)
+    assert isinstance(hello.message, ClientHello)
+    assert hello.message.engines == [(EngineIndex(0), ENGINE)]
+    assert driver.welcome(Incarnation("coordinator-2")) == []
+    assert driver.output(1, [8], FinishReason.STOP) == [Deliver(R, [8], FinishReason.STOP)]
+
+
+def test_the_answer_of_the_next_coordinator_decides_between_two_engine_cores(driver: Driver) -> None:
+    driver.submit()
+    driver.output(0, [7, 8])
+    driver.tell(LinkDown())
+    driver.tell(LinkUp())
+    driver.welcome(Incarnation("coordinator-2"))
+    assert driver.accept(incarnation=OTHER) == []
+    assert driver.output(2, [9]) == []
+    driver.sequence = 0
+    assert driver.outputs(EngineCoreOutput(R, 0, 0, [7, 8, 9]), incarnation=OTHER) == [Deliver(R, [9])]
+
+
+def test_an_abort_without_a_coordinator_is_kept_for_the_next_one(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.tell(LinkDown())
+    assert driver.tell(Abandon([R])) == [Forget(R)]
+    driver.tell(LinkUp())
+    assert driver.welcome() == [Send(Abort([KEY]))]
+
+
+def test_a_new_coordinator_without_engine_cores_yet_is_asked_again(driver: Driver) -> None:
+    driver.submit()
+    nobody = Rejected(KEY, RejectReason.NO_ENGINE, "no engine core", 1.0)
+    assert driver.tell(nobody) == []
+    assert driver.tell(EnginesChanged()) == [sent_request(driver)]
+    assert driver.tell(nobody) == []
+    assert driver.tell(SecondPassed()) == [Send(Heartbeat()), sent_request(driver)]
+    driver.now_s += client_core.REJOIN_GRACE_S
+    assert driver.tell(nobody) == [Refuse(R, RejectReason.NO_ENGINE, "no engine core", 1.0)]
+
+
+def test_another_client_index_ends_what_runs_under_the_old_one(driver: Driver) -> None:
+    waiting = RequestId("cmpl-2")
+    driver.submit()
+    driver.accept()
+    driver.submit(waiting)
+    driver.tell(LinkDown())
+    driver.tell(LinkUp())
+    commands = driver.welcome(index=4)
+    assert commands[0] == Fail(R, "the cluster no longer knew this API server", True)
+    resent = commands[-1]
+    assert isinstance(resent, Send)
+    assert isinstance(resent.message, EngineCoreRequest)
+    assert (resent.message.request_id, resent.message.client_index) == (waiting, 4)
+
+
+def test_a_late_welcome_of_a_broken_connection_is_ignored(driver: Driver) -> None:
+    driver.submit()
+    driver.tell(LinkDown())
+    assert driver.welcome() == []
+    assert not driver.core.is_welcomed
+
+
+def test_an_unanswered_submission_is_refused_in_time_and_taken_back(driver: Driver) -> None:
+    driver.submit()
+    commands = driver.tell(AdmissionTimedOut(R))
+    assert isinstance(commands[0], Refuse)
+    assert commands[1:] == [Send(Abort([KEY]))]
+    assert driver.tell(AdmissionTimedOut(R)) == []
+
+
+def test_an_acceptance_in_time_makes_the_timeout_void(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    assert driver.tell(AdmissionTimedOut(R)) == []
+
+
+def test_a_full_queue_to_the_coordinator_is_overload(driver: Driver) -> None:
+    driver.submit()
+    refusal = driver.tell(NotSent(R))[0]
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason is RejectReason.OVERLOADED
+
+
+def test_what_could_not_be_sent_because_the_link_broke_waits(driver: Driver) -> None:
+    driver.submit()
+    driver.tell(LinkDown())
+    assert driver.tell(NotSent(R)) == []
+    driver.tell(LinkUp())
+    assert driver.welcome() == [sent_request(driver)]
+
+
+def test_too_many_unanswered_submissions_are_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unacknowledged, "MAX_UNACKNOWLEDGED", 2)
+    driver = Driver()
+    for number in range(2):
+        driver.submit(RequestId(f"cmpl-{number}"))
+    (refusal,) = driver.submit(RequestId("cmpl-2"))
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason is RejectReason.OVERLOADED
+
+
+def test_too_many_unanswered_prompt_bytes_are_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unacknowledged, "MAX_UNACKNOWLEDGED_BYTES", 23)
+    driver = Driver()
+    assert driver.submit() == []
+    assert isinstance(driver.submit(RequestId("cmpl-2"))[0], Refuse)
+    driver.tell(Abandon([R]))
+    assert driver.submit(RequestId("cmpl-3")) == []
+
+
+def test_shutdown_ends_every_generation_in_its_own_way(driver: Driver) -> None:
+    unanswered = RequestId("cmpl-2")
+    driver.submit()
+    driver.accept()
+    driver.submit(unanswered)
+    commands = driver.tell(FailAll("shutting down"))
+    assert commands[0] == Fail(R, "shutting down", True)
+    assert isinstance(commands[1], Refuse)
+    assert commands[2:] == [Send(Abort([KEY, RequestKey(unanswered)]))]
+    assert driver.core.num_generations == 0
+
+
+def test_heartbeats_go_out_only_while_there_is_a_connection(driver: Driver) -> None:
+    assert driver.tell(SecondPassed()) == [Send(Heartbeat())]
+    driver.tell(LinkDown())
+    assert driver.tell(SecondPassed()) == []
+
+
+def test_a_refused_hello_ends_the_process(driver: Driver) -> None:
+    assert driver.tell(Refused("protocol version 1, not 2")) == [Leave("protocol version 1, not 2")]
+
+
+def test_an_illegal_move_raises_with_the_history() -> None:
+    generation = LiveGeneration(Submit(R, "demo", b"", SamplingParams(1), 0.0))
+    with pytest.raises(IllegalMove, match="WAITING -> STREAMING"):
+        generation.move(GenerationState.STREAMING)
