@@ -1,0 +1,94 @@
+"""How much memory the KV cache may take: the device's memory, the weights, the cost of a token."""
+
+import os
+from pathlib import Path
+
+import mlx.core as mx
+import msgspec
+
+from engine_core.model_folder import ModelLoadError
+from engine_core.slot_shape import LENGTH_STEP
+
+USABLE_SHARE = 0.6
+"""Of the device's memory, for weights and KV cache; the rest is for activations, the system and other processes."""
+ALLOCATOR_CACHE_SHARE = 0.05
+"""Of the device's memory, that MLX may keep of freed buffers."""
+
+_CGROUP_V2 = "memory.max"
+_CGROUP_V1 = "memory.limit_in_bytes"
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+
+
+class CacheCost(msgspec.Struct, frozen=True):
+    """What a model's cache takes."""
+
+    bytes_per_token: int
+    largest_layer_bytes_per_token: int
+    """While a cache grows, one layer is there twice."""
+    bytes_per_row: int
+    """Of each sequence, however long it is."""
+
+
+def capacity_tokens(cost: CacheCost, budget_bytes: int, max_rows: int) -> int:
+    """Most rows x length that fit in the budget, a multiple of LENGTH_STEP. Raises ModelLoadError when it is 0."""
+    for_tokens = budget_bytes - max_rows * cost.bytes_per_row
+    tokens = for_tokens // max(1, cost.bytes_per_token + cost.largest_layer_bytes_per_token)
+    if tokens < LENGTH_STEP:
+        raise ModelLoadError(
+            f"{budget_bytes} bytes of KV cache are too few for {max_rows} sequences: "
+            "give more with kv_cache_memory_bytes, or lower max_num_seqs"
+        )
+    return tokens // LENGTH_STEP * LENGTH_STEP
+
+
+def kv_budget_bytes(configured: int | None, memory_bytes: int, weight_bytes: int) -> int:
+    """Bytes for the KV cache. Raises ModelLoadError when the weights leave nothing."""
+    if configured is not None:
+        return configured
+    budget = int(memory_bytes * USABLE_SHARE) - weight_bytes
+    if budget <= 0:
+        raise ModelLoadError(
+            f"the weights take {weight_bytes} bytes, which leaves nothing of {USABLE_SHARE:.0%} of the device's "
+            f"{memory_bytes} bytes for the KV cache: serve a smaller model, or set kv_cache_memory_bytes"
+        )
+    return budget
+
+
+def device_memory_bytes() -> int:
+    """Metal: the recommended working set. CUDA: the device's memory. CPU: RAM, or the cgroup's limit if lower."""
+    info = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory"):
+        if key in info:
+            return int(info[key])
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *cgroup_limits_bytes(_OWN_CGROUPS, _CGROUP_ROOT)])
+
+
+def cgroup_limits_bytes(own_cgroups: Path, root: Path) -> list[int]:
+    """Memory limits of this process's cgroup and of those around it (Linux, cgroup v1 and v2); [] without any.
+
+    `own_cgroups` is /proc/self/cgroup, with lines `<id>:<controllers>:<path>`; v2 has no controllers in its line.
+    """
+    if not own_cgroups.is_file():
+        return []
+    limits = []
+    for line in own_cgroups.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            limits += _limits_along(root, path, _CGROUP_V2)
+        elif "memory" in controllers.split(","):
+            limits += _limits_along(root / "memory", path, _CGROUP_V1)
+    return limits
+
+
+def _limits_along(root: Path, path: str, file: str) -> list[int]:
+    """In a container the path may not exist below its root: then only the root's own limit is seen, and counts."""
+    folder = root / path.lstrip("/")
+    texts = [(place / file).read_text().strip() for place in (folder, *folder.parents) if (place / file).is_file()]
+    return [int(text) for text in texts if text != "max"]
+
+
+def limit_allocator_cache(memory_bytes: int) -> None:
+    """Bounds what MLX keeps of freed buffers; without this it may keep as much as was ever in use."""
+    mx.set_cache_limit(int(memory_bytes * ALLOCATOR_CACHE_SHARE))

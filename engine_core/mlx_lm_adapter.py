@@ -1,0 +1,164 @@
+"""The only module that imports mlx-lm; written against 0.32.2 and good for >=0.32.2,<0.33.
+
+Used of it, with why it may break with another version:
+- utils.load_model(path, lazy): architecture by config.json, quantisation of all its forms. Models are called as
+  model(ids [rows, n], cache=[...]) and give logits [rows, n, vocabulary].
+- models.cache.make_prompt_cache, and the cache classes: their `keys`, `values` and `cache` hold the memory.
+- models.cache.KVCache as the protocol that slot_views speaks: offset, update_and_fetch, make_mask(n, return_array,
+  window_size). Before 0.32 models read other attributes.
+
+mlx-lm imports transformers, which imports torch where it finds it: 0.5 GB for nothing, because the engine core needs
+no tokenizer. So torch is made invisible while mlx-lm is imported.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+from mlx.utils import tree_flatten
+
+from engine_core.device_memory import CacheCost
+from engine_core.model_folder import ModelLoadError
+from engine_core.slot_buffers import LayerLayout
+
+
+@contextmanager
+def _invisible(package: str) -> Iterator[None]:
+    """Lets `package` look as if it were not installed, unless it is loaded already.
+
+    None in sys.modules is Python's own way to say so: import raises ModuleNotFoundError, find_spec finds nothing.
+    """
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
+with _invisible("torch"):
+    from mlx_lm.models.cache import (
+        ArraysCache,
+        CacheList,
+        ChunkedKVCache,
+        ConcatenateKVCache,
+        KVCache,
+        RotatingKVCache,
+        make_prompt_cache,
+    )
+    from mlx_lm.utils import load_model, maybe_set_recommended_wired_limit
+
+__all__ = ["KVCache", "ModelTrace", "cache_arrays", "load_weights", "make_prompt_cache", "trace_model", "weight_bytes"]
+
+_CACHES_WITH_KEYS = (KVCache, RotatingKVCache, ChunkedKVCache, ConcatenateKVCache)
+"""Classes whose `keys` are [1, heads, allocated tokens, dim], or None while they are empty."""
+
+Cache = Sequence[Any]
+"""A prompt cache of mlx-lm: one cache object a layer, or what the model's make_cache gives."""
+
+
+def load_weights(folder: Path, on_progress: Callable[[float, str], None]) -> Any:
+    """The model in `folder`, its weights in memory in the dtype they are stored in.
+
+    `on_progress` gets the share of bytes loaded and the last weight's name. Raises ModelLoadError for a folder that
+    mlx-lm cannot serve. A model_file (Python code in the folder) is never run.
+    """
+    try:
+        model, _ = load_model(folder, lazy=True)
+    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+        raise ModelLoadError(f"mlx-lm cannot load {folder}: {error}") from error
+    maybe_set_recommended_wired_limit()
+    weights = tree_flatten(model.parameters())
+    total_bytes = max(1, sum(weight.nbytes for _, weight in weights))
+    loaded_bytes = 0
+    for name, weight in weights:
+        mx.eval(weight)
+        loaded_bytes += weight.nbytes
+        on_progress(loaded_bytes / total_bytes, name)
+    return model
+
+
+def weight_bytes(model: Any) -> int:
+    """Memory of all parameters."""
+    return sum(int(weight.nbytes) for _, weight in tree_flatten(model.parameters()))
+
+
+class ModelTrace(msgspec.Struct, frozen=True):
+    """What the shapes of a forward tell of a model; nothing is computed for it."""
+
+    vocab_size: int
+    """Token ids below it exist in the embedding and in the logits."""
+    logits_dtype: mx.Dtype
+    layouts: tuple[LayerLayout, ...] | None
+    """Per layer, when all layers keep a plain KVCache that they write in each forward; else None."""
+    cache_kinds: tuple[str, ...]
+    """Names of the cache classes in use, sorted."""
+    cost: CacheCost
+
+
+def trace_model(model: Any) -> ModelTrace:
+    """Feeds one token without evaluating anything, and looks at the shapes."""
+    cache = make_prompt_cache(model)
+    logits = model(mx.zeros((1, 1), mx.int32), cache=cache)
+    leaves = list(_leaves(cache))
+    per_token = [_bytes_per_token(leaf) for leaf in leaves]
+    fixed = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, ArraysCache))
+    return ModelTrace(
+        vocab_size=min([logits.shape[-1], *_embedding_rows(model)]),
+        logits_dtype=logits.dtype,
+        layouts=_plain_layouts(cache),
+        cache_kinds=tuple(sorted({type(leaf).__name__ for leaf in leaves})),
+        cost=CacheCost(sum(per_token), max(per_token, default=0), fixed),
+    )
+
+
+def _leaves(cache: Cache) -> Iterator[Any]:
+    for entry in cache:
+        if isinstance(entry, CacheList):
+            yield from _leaves(entry.caches)
+        else:
+            yield entry
+
+
+def _bytes_per_token(leaf: Any) -> int:
+    """Of a cache that was fed one token. An upper bound: a ring counts as if it never wrapped, and of a class that
+    is not known here all that it holds counts for one token."""
+    if isinstance(leaf, ArraysCache):
+        return 0
+    if not isinstance(leaf, _CACHES_WITH_KEYS):
+        return int(leaf.nbytes)
+    return 0 if leaf.empty() else int(leaf.nbytes // leaf.keys.shape[2])
+
+
+def _plain_layouts(cache: Cache) -> tuple[LayerLayout, ...] | None:
+    if any(type(layer) is not KVCache or layer.empty() for layer in cache):
+        return None
+    return tuple(
+        LayerLayout(
+            key_heads=layer.keys.shape[1],
+            key_dim=layer.keys.shape[3],
+            value_heads=layer.values.shape[1],
+            value_dim=layer.values.shape[3],
+            key_dtype=layer.keys.dtype,
+            value_dtype=layer.values.dtype,
+        )
+        for layer in cache
+    )
+
+
+def _embedding_rows(model: Any) -> list[int]:
+    """[rows of the largest embedding], which is that of the tokens; [] for a model without one."""
+    tables = [module for _, module in model.named_modules() if isinstance(module, nn.Embedding | nn.QuantizedEmbedding)]
+    return [max(table.weight.shape[0] for table in tables)] if tables else []
+
+
+def cache_arrays(cache: Cache) -> list[mx.array]:
+    """All arrays that a prompt cache holds."""
+    return [array for leaf in _leaves(cache) for _, array in tree_flatten(leaf.state) if isinstance(array, mx.array)]
