@@ -21,7 +21,6 @@ from api_server.client_events import (
     ClientEvent,
     Command,
     Deliver,
-    EnginesChanged,
     Fail,
     FailAll,
     Forget,
@@ -57,9 +56,6 @@ from protocol.messages import (
 
 MAX_GENERATIONS = 16_384
 """Generations alive at once; more are refused as overload."""
-REJOIN_GRACE_S = 3.0
-"""So long after a new coordinator's welcome, "no engine core" is no refusal yet: members reconnect within about a
-second (protocol.sockets), in any order, and a restart of the coordinator must not show as errors."""
 OVERLOAD_RETRY_AFTER_S = 1.0
 
 
@@ -73,7 +69,6 @@ class ClientCore:
         self._unacknowledged = Unacknowledged()
         self._strays = StrayOutputs()
         self._sequences = OutputSequences()
-        self._rejoining_until_s = float("-inf")
 
     @property
     def is_welcomed(self) -> bool:
@@ -117,8 +112,6 @@ class ClientCore:
                 return self._on_engine_lost(incarnation, reason, now_s)
             case SecondPassed():
                 return self._on_second_passed()
-            case EnginesChanged():
-                return self._send_waiting()
             case FailAll(message):
                 return self._on_fail_all(message, now_s)
             case Refused(reason=text):
@@ -166,9 +159,6 @@ class ClientCore:
         generation = self._live.get(key.request_id)
         if generation is None or key.attempt != generation.attempt or generation.state is not GenerationState.SUBMITTED:
             return []
-        if reason in (RejectReason.NO_ENGINE, RejectReason.UNKNOWN_MODEL) and now_s < self._rejoining_until_s:
-            generation.move(GenerationState.WAITING)
-            return []
         self._end(generation, now_s)
         if generation.is_admitted:  # an engine core sent outputs, but the coordinator that knew of it died
             return [Fail(key.request_id, message, retryable=True)]
@@ -177,7 +167,7 @@ class ClientCore:
     def _on_not_sent(self, request_id: RequestId, now_s: float) -> list[Command]:
         if not self.is_welcomed:  # the connection broke meanwhile: it waits for the next one
             return []
-        return self._refuse_unanswered(request_id, RejectReason.OVERLOADED, "the cluster is overloaded", now_s)
+        return self._refuse_unanswered(request_id, RejectReason.NO_ENGINE, "the cluster takes no requests now", now_s)
 
     def _refuse_unanswered(
         self, request_id: RequestId, reason: RejectReason, message: str, now_s: float
@@ -295,8 +285,6 @@ class ClientCore:
     def _on_welcome(self, welcome: ClientWelcome, now_s: float) -> list[Command]:
         if self._link.state is LinkState.DOWN:  # of a connection that is gone; the next one brings its own
             return []
-        if welcome.incarnation != self.coordinator:
-            self._rejoining_until_s = now_s + REJOIN_GRACE_S
         index_changed = self._link.welcome(welcome)
         commands: list[Command] = [*self._link.take_pending_aborts()]
         if index_changed:
@@ -306,22 +294,14 @@ class ClientCore:
         return commands + [self._send(generation) for generation in self._unacknowledged]
 
     def _on_second_passed(self) -> list[Command]:
-        if self._link.state is LinkState.DOWN:
-            return []
-        return [Send(Heartbeat()), *self._send_waiting()]
-
-    def _send_waiting(self) -> list[Command]:
-        if not self.is_welcomed:
-            return []
-        waiting = (generation for generation in self._unacknowledged if generation.state is GenerationState.WAITING)
-        return [self._send(generation) for generation in waiting]
+        return [] if self._link.state is LinkState.DOWN else [Send(Heartbeat())]
 
     def check_invariants(self) -> None:
         """For tests."""
         for generation in self._live.values():
             generation.check_invariants()
-            if generation.state is GenerationState.SUBMITTED:
-                assert self.is_welcomed
+            if not generation.is_acknowledged:
+                assert self.is_welcomed is (generation.state is GenerationState.SUBMITTED)
         unanswered = [generation for generation in self._live.values() if not generation.is_acknowledged]
         assert list(self._unacknowledged) == unanswered
         self._unacknowledged.check_invariants()

@@ -66,10 +66,6 @@ class SecondPassed(msgspec.Struct, frozen=True):
     """Time goes by."""
 
 
-class EnginesChanged(msgspec.Struct, frozen=True):
-    """Engine cores joined or left the cluster."""
-
-
 class FailAll(msgspec.Struct, frozen=True):
     """Every generation ends here: the process shuts down."""
 
@@ -84,7 +80,6 @@ ClientEvent = (
     | LinkUp
     | LinkDown
     | SecondPassed
-    | EnginesChanged
     | FailAll
     | ClientWelcome
     | Accepted

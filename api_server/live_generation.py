@@ -15,7 +15,7 @@ class GenerationState(enum.Enum):
     """Where a generation stands between us and the coordinator."""
 
     WAITING = enum.auto()
-    """To be sent once a coordinator has welcomed us, or, when that one is new, once it has engine cores."""
+    """To be sent as soon as a coordinator has welcomed us."""
     SUBMITTED = enum.auto()
     """Sent on the present connection; the coordinator has not answered."""
     ACCEPTED = enum.auto()

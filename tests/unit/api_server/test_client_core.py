@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from api_server import client_core, unacknowledged
+from api_server import unacknowledged
 from api_server.client_core import ClientCore
 from api_server.client_events import (
     Abandon,
@@ -14,7 +14,6 @@ from api_server.client_events import (
     ClientEvent,
     Command,
     Deliver,
-    EnginesChanged,
     Fail,
     FailAll,
     Forget,
@@ -307,17 +306,6 @@ def test_an_abort_without_a_coordinator_is_kept_for_the_next_one(driver: Driver)
     assert driver.welcome() == [Send(Abort([KEY]))]
 
 
-def test_a_new_coordinator_without_engine_cores_yet_is_asked_again(driver: Driver) -> None:
-    driver.submit()
-    nobody = Rejected(KEY, RejectReason.NO_ENGINE, "no engine core", 1.0)
-    assert driver.tell(nobody) == []
-    assert driver.tell(EnginesChanged()) == [sent_request(driver)]
-    assert driver.tell(nobody) == []
-    assert driver.tell(SecondPassed()) == [Send(Heartbeat()), sent_request(driver)]
-    driver.now_s += client_core.REJOIN_GRACE_S
-    assert driver.tell(nobody) == [Refuse(R, RejectReason.NO_ENGINE, "no engine core", 1.0)]
-
-
 def test_another_client_index_ends_what_runs_under_the_old_one(driver: Driver) -> None:
     waiting = RequestId("cmpl-2")
     driver.submit()
@@ -354,11 +342,11 @@ def test_an_acceptance_in_time_makes_the_timeout_void(driver: Driver) -> None:
     assert driver.tell(AdmissionTimedOut(R)) == []
 
 
-def test_a_full_queue_to_the_coordinator_is_overload(driver: Driver) -> None:
+def test_a_full_queue_to_the_coordinator_is_a_refusal(driver: Driver) -> None:
     driver.submit()
     refusal = driver.tell(NotSent(R))[0]
     assert isinstance(refusal, Refuse)
-    assert refusal.reason is RejectReason.OVERLOADED
+    assert refusal.reason is RejectReason.NO_ENGINE
 
 
 def test_what_could_not_be_sent_because_the_link_broke_waits(driver: Driver) -> None:

@@ -12,7 +12,6 @@ from api_server.client_events import (
     ClientEvent,
     Command,
     Deliver,
-    EnginesChanged,
     Fail,
     FailAll,
     Forget,
@@ -193,10 +192,10 @@ class ClientCoreMachine(RuleBasedStateMachine):
     def not_sent(self, request_id: RequestId) -> None:
         self.tell(NotSent(request_id))
 
-    @rule(event=st.sampled_from([SecondPassed(), EnginesChanged()]), seconds=st.floats(0, 4))
-    def time_passes(self, event: SecondPassed | EnginesChanged, seconds: float) -> None:
+    @rule(seconds=st.floats(0, 4))
+    def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
-        self.tell(event)
+        self.tell(SecondPassed())
 
     @invariant()
     def every_stream_is_a_beginning_of_the_true_one(self) -> None:
