@@ -26,7 +26,7 @@ from deploy.options import (
     unknown_variables,
 )
 from engine_core.config import EngineCoreConfig
-from protocol.lifeline import LIFELINE_FD, Lifeline
+from protocol.lifeline import LIFELINE_FD, Lifeline, Notice
 from protocol.logs import set_up_logging
 
 logger = logging.getLogger("shoal.cli")
@@ -158,15 +158,18 @@ def _serve(flags: Mapping[str, Any]) -> int:
 
 
 def _pull(flags: Mapping[str, Any]) -> int:
+    lifeline = Lifeline.from_environment()
     set_up_logging("pull", "info", "text")
     from deploy.demo_model import DemoModelError
     from deploy.models import ModelError, pull
 
     try:
-        print(pull(flags["model"], cache_directory()))
+        folder = pull(flags["model"], cache_directory())
     except (DemoModelError, ModelError) as error:
         print(f"shoal pull: {error}", file=sys.stderr)
         return 1
+    lifeline.notify(Notice("ready", detail=str(folder)))
+    print(folder)
     return 0
 
 
@@ -200,3 +203,6 @@ _HANDLERS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "models": _models,
     "bench": _bench,
 }
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -38,7 +38,9 @@ class GgufFile:
     """One GGUF file in memory; the accessors raise GgufError for keys that are not there."""
 
     def __init__(self, path: Path) -> None:
-        self._tensors, self._metadata = mx.load(str(path), format="gguf", return_metadata=True)
+        loaded: Any = mx.load(str(path), format="gguf", return_metadata=True)
+        self._tensors: dict[str, Any] = loaded[0]
+        self._metadata: dict[str, Any] = loaded[1]
         if self.text("general.architecture") != "llama":
             raise GgufError(f"{path.name}: architecture {self.text('general.architecture')!r}, not 'llama'")
 

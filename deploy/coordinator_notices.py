@@ -1,0 +1,54 @@
+"""Tells the coordinator which processes died, over a connection of the supervisor's own."""
+
+import contextlib
+import logging
+import os
+from collections import deque
+
+import zmq
+import zmq.asyncio
+
+from protocol.codec import encode
+from protocol.identifiers import new_incarnation
+from protocol.messages import ProcessExited
+from protocol.sockets import ConnectionEvent, connection_event, open_member
+
+logger = logging.getLogger("shoal.supervisor")
+
+MAX_UNSENT = 256
+"""Beyond this the oldest is forgotten: the coordinator then finds out by the missing heartbeat."""
+
+
+class CoordinatorNotices:
+    """Owner of the supervisor's connection to the coordinator."""
+
+    def __init__(self, clients_address: str) -> None:
+        self._context = zmq.asyncio.Context()
+        identity = f"supervisor-{os.getpid()}/{new_incarnation()}".encode()
+        self._socket, self._monitor = open_member(self._context, clients_address, identity)
+        self._unsent: deque[ProcessExited] = deque(maxlen=MAX_UNSENT)
+
+    async def run(self) -> None:
+        """Sends what could not be sent before, each time the connection is made. Runs until cancelled."""
+        while True:
+            event = connection_event(await self._monitor.recv_multipart())
+            if event is ConnectionEvent.UP:
+                await self._send_unsent()
+
+    async def tell_exited(self, name: str, pid: int) -> None:
+        """Says that the process is gone; keeps it for later when the coordinator cannot be reached."""
+        self._unsent.append(ProcessExited(name, pid))
+        await self._send_unsent()
+
+    async def _send_unsent(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while self._unsent:
+                await self._socket.send_multipart(encode(self._unsent[0]), flags=zmq.NOBLOCK)
+                self._unsent.popleft()
+
+    def close(self) -> None:
+        """Closes the connection; what was not sent is dropped."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+        self._context.term()

@@ -1,0 +1,95 @@
+"""The supervisor's private directory: ipc sockets and metrics files; there while the supervisor lives."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from protocol.addresses import CLIENTS, CLUSTER, ENGINES, ipc_address, make_run_directory
+from protocol.errors import AddressError
+
+_LOCK = "supervisor.lock"
+_METRICS = "metrics"
+_OUTPUTS = "outputs-"
+_PREFIX = "shoal-"
+
+
+class RunDirectory:
+    """Owner of one run directory; holds its lock from the constructor to `remove`."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Makes a new one, or takes the one given. Raises AddressError when it is in use, or open to others."""
+        self._given = path is not None
+        self.path = make_run_directory(path.absolute() if path else None)
+        lock = _lock(self.path)
+        if lock is None:
+            raise AddressError(f"run directory {self.path} is used by a supervisor that is alive")
+        self._lock = lock
+        self._remove_contents()
+        self.metrics.mkdir(mode=0o700)
+
+    @property
+    def clients(self) -> str:
+        """Address of the coordinator's clients socket. Raises AddressError (path too long for a socket)."""
+        return ipc_address(self.path, CLIENTS)
+
+    @property
+    def engines(self) -> str:
+        """Address of the coordinator's engines socket."""
+        return ipc_address(self.path, ENGINES)
+
+    @property
+    def cluster(self) -> str:
+        """Address of the published cluster state."""
+        return ipc_address(self.path, CLUSTER)
+
+    def outputs(self, name: str) -> str:
+        """Address where the API server of this name receives outputs."""
+        return ipc_address(self.path, _OUTPUTS + name)
+
+    @property
+    def metrics(self) -> Path:
+        """Directory where the API servers keep the metrics that they sum."""
+        return self.path / _METRICS
+
+    def remove(self) -> None:
+        """Removes what a supervisor puts there, and the directory if nothing else is in it."""
+        self._remove_contents()
+        (self.path / _LOCK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+        self._lock.close()
+
+    def _remove_contents(self) -> None:
+        # Only known names: a directory that was given may hold files that are none of ours.
+        for socket in (CLIENTS, ENGINES, CLUSTER, *(path.name for path in self.path.glob(_OUTPUTS + "*"))):
+            (self.path / socket).unlink(missing_ok=True)
+        shutil.rmtree(self.metrics, ignore_errors=True)
+
+
+def _lock(path: Path) -> IO[str] | None:
+    """The lock file, held; None when another process holds it. The kernel lets go of it when its holder dies."""
+    file = (path / _LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+def remove_stale() -> list[Path]:
+    """Removes run directories of this user's supervisors that died; returns them. Those alive hold their lock."""
+    removed = []
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if not (path / _LOCK).is_file() or path.stat().st_uid != os.getuid():
+            continue
+        lock = _lock(path)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            lock.close()
+            removed.append(path)
+    return removed

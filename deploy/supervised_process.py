@@ -1,0 +1,83 @@
+"""One supervised process: its role, its states with their legal moves, and its back-off after failures."""
+
+import enum
+
+HEALTHY_AFTER_S = 60.0
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+
+
+class Role(enum.Enum):
+    """What a process is; the value is its command."""
+
+    COORDINATOR = "coordinator"
+    ENGINE_CORE = "engine-core"
+    API_SERVER = "api-server"
+
+
+class ProcessState(enum.Enum):
+    """Where a process is in its life."""
+
+    STARTING = enum.auto()
+    READY = enum.auto()
+    BACKING_OFF = enum.auto()
+    """Dead, to be started again."""
+    ENDING = enum.auto()
+    """Asked to drain and exit."""
+    KILLED = enum.auto()
+    """Sent SIGKILL; its exit has not been seen yet."""
+    GONE = enum.auto()
+    """Dead, not to be started again."""
+
+
+_LEGAL = {
+    ProcessState.STARTING: {ProcessState.READY, ProcessState.BACKING_OFF, ProcessState.ENDING, ProcessState.GONE},
+    ProcessState.READY: {ProcessState.BACKING_OFF, ProcessState.ENDING, ProcessState.GONE},
+    ProcessState.BACKING_OFF: {ProcessState.STARTING, ProcessState.GONE},
+    ProcessState.ENDING: {ProcessState.KILLED, ProcessState.GONE},
+    ProcessState.KILLED: {ProcessState.GONE},
+    ProcessState.GONE: set[ProcessState](),
+}
+ALIVE = {ProcessState.STARTING, ProcessState.READY, ProcessState.ENDING, ProcessState.KILLED}
+_HISTORY = 8
+
+
+class IllegalMove(Exception):
+    """A process state changed in a way that it must not; the message has its history."""
+
+
+class SupervisedProcess:
+    """Owner of one process's state."""
+
+    def __init__(self, name: str, role: Role) -> None:
+        self.name = name
+        self.role = role
+        self.state = ProcessState.BACKING_OFF
+        self.restart_at_s = 0.0
+        self.ready_since_s: float | None = None
+        self.was_ever_ready = False
+        self.failures = 0
+        self._history = [self.state]
+
+    def move(self, state: ProcessState) -> None:
+        if state not in _LEGAL[self.state]:
+            trail = " > ".join(past.name for past in self._history[-_HISTORY:])
+            raise IllegalMove(f"{self.name}: {trail} > {state.name}")
+        self.state = state
+        self._history = [*self._history[-_HISTORY:], state]
+
+    def become_ready(self, now_s: float) -> None:
+        self.move(ProcessState.READY)
+        self.ready_since_s = now_s
+        self.was_ever_ready = True
+
+    def fail(self, now_s: float) -> float:
+        """Counts a death and schedules the restart; returns the delay in seconds."""
+        if self.ready_since_s is not None and now_s - self.ready_since_s >= HEALTHY_AFTER_S:
+            self.failures = 0
+        self.ready_since_s = None
+        self.failures += 1
+        delay_s = 0.0 if self.failures == 1 else min(FIRST_DELAY_S * 2 ** (self.failures - 2), LONGEST_DELAY_S)
+        self.move(ProcessState.BACKING_OFF)
+        self.restart_at_s = now_s + delay_s
+        return delay_s

@@ -1,0 +1,232 @@
+"""The shell of `shoal serve`: resolves the model, binds the socket, then does what the core decides.
+
+It waits for one of three things: an exit or a notice of a child, a signal, the core's next deadline. Nothing polls.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, assert_never
+
+import msgspec
+
+from api_server.config import ApiServerConfig
+from deploy.child import Child, start_child
+from deploy.config import SERVE_OPTIONS, ServeConfig
+from deploy.coordinator_notices import CoordinatorNotices
+from deploy.http_socket import BindError, bind_http_socket, url_of
+from deploy.launch import SIMULATED, Launch, ProcessSpec, pull_spec
+from deploy.load_display import LoadDisplay
+from deploy.run_directory import RunDirectory, remove_stale
+from deploy.supervised_process import Role
+from deploy.supervisor_core import (
+    AnnounceFailure,
+    AnnounceOverdue,
+    AnnounceReady,
+    AnnounceRestart,
+    Command,
+    Event,
+    Exited,
+    Finish,
+    Kill,
+    Ready,
+    Start,
+    StopRequested,
+    Supervisor,
+    TellCoordinator,
+    Terminate,
+    TimePassed,
+    describe_exit,
+)
+from protocol.errors import AddressError
+from protocol.lifeline import Notice
+
+logger = logging.getLogger("shoal.supervisor")
+
+
+class StartError(Exception):
+    """The cluster cannot be started; the message says why."""
+
+
+def serve(values: Mapping[str, Any]) -> int:
+    """Runs a cluster with these options (those that were given); returns the exit code."""
+    try:
+        return asyncio.run(_serve(values))
+    except (StartError, BindError, AddressError) as error:
+        logger.error("%s", error)
+        return 1
+
+
+async def _serve(values: Mapping[str, Any]) -> int:
+    own_names = {option.name for option in SERVE_OPTIONS}
+    config = msgspec.convert({name: value for name, value in values.items() if name in own_names}, ServeConfig)
+    # Whatever lacks a value keeps the default that its role declares.
+    defaults = ApiServerConfig(clients_address="", cluster_address="", output_address="")
+    host, port = values.get("host", defaults.host), values.get("port", defaults.port)
+    drain_timeout_s = values.get("drain_timeout_s", defaults.drain_timeout_s)
+
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, events.put_nowait, StopRequested())
+    for stale in remove_stale():
+        logger.info("removed %s, left by a supervisor that died", stale)
+    with bind_http_socket(host, port) as listening:
+        model = await _resolve(config.model, events)
+        if model is None:
+            return 0
+        launch = Launch(model, config.engines, config.api_servers, values)
+        directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
+        try:
+            specs = launch.specs(directory, listening.fileno(), os.environ)
+            ready_line = _ready_line(url_of(listening), launch)
+            cluster = Cluster(specs, listening, directory.clients, drain_timeout_s, ready_line, events)
+            return await cluster.run()
+        finally:
+            directory.remove()
+
+
+def _ready_line(url: str, launch: Launch) -> str:
+    name = launch.values.get("served_model_name") or Path(launch.model).name
+    return (
+        f"Shoal is ready: {url}/v1, model {name}, {launch.engines} engine core(s), {launch.api_servers} API server(s)"
+    )
+
+
+async def _resolve(model: str, events: "asyncio.Queue[Event]") -> str | None:
+    """The folder of the model, fetched if need be in a process of its own (it loads MLX); None when asked to stop.
+
+    Raises StartError.
+    """
+    if model.startswith(SIMULATED):
+        return model
+    child = await start_child(pull_spec(model, os.environ))
+    folders: list[str] = []
+    end = asyncio.create_task(child.wait(lambda notice: folders.append(notice.detail)))
+    stop = asyncio.create_task(events.get())
+    await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
+    child.kill()  # nothing happens when it has ended; otherwise it leaves nothing that looks finished
+    await end
+    if not stop.cancel():
+        return None
+    if not folders:
+        raise StartError(f"model {model!r} cannot be served (see above)")
+    return folders[-1]
+
+
+class Cluster:
+    """Owner of the running processes; carries out the core's commands."""
+
+    def __init__(
+        self,
+        specs: Sequence[tuple[Role, ProcessSpec]],
+        listening: socket.socket,
+        clients_address: str,
+        drain_timeout_s: float,
+        ready_line: str,
+        events: "asyncio.Queue[Event]",
+    ) -> None:
+        self._specs = {spec.name: spec for _, spec in specs}
+        self._core = Supervisor([(spec.name, role) for role, spec in specs], drain_timeout_s)
+        self._listening = listening
+        self._events = events
+        self._ready_line = ready_line
+        self._notices = CoordinatorNotices(clients_address)
+        self._display = LoadDisplay()
+        self._children: dict[str, Child] = {}
+        """The last process of each name, dead or alive; none when its start failed."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exit_code: int | None = None
+
+    async def run(self) -> int:
+        """Runs until all processes are gone; returns the exit code."""
+        notices = asyncio.create_task(self._notices.run())
+        try:
+            await self._execute(self._core.start(time.monotonic()))
+            while self._exit_code is None:
+                event = await self._next_event()
+                commands = self._core.handle(event, time.monotonic())
+                if self._core.is_ending:
+                    self._listening.close()  # so that new connections are refused, not left waiting
+                await self._execute(commands)
+            return self._exit_code
+        finally:
+            for child in self._children.values():
+                child.kill()
+            notices.cancel()
+            await asyncio.gather(notices, *self._tasks, return_exceptions=True)
+            self._notices.close()
+
+    async def _next_event(self) -> Event:
+        deadline_s = self._core.next_deadline_s()
+        try:
+            async with asyncio.timeout(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
+                return await self._events.get()
+        except TimeoutError:
+            return TimePassed()
+
+    async def _execute(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Start(name):
+                    await self._start(name)
+                case Terminate(name):
+                    logger.info("ending %s", name)
+                    if child := self._children.get(name):
+                        child.terminate()
+                case Kill(name):
+                    if child := self._children.get(name):
+                        child.kill()
+                case TellCoordinator(name):
+                    if child := self._children.get(name):
+                        await self._notices.tell_exited(name, child.pid)
+                case Finish(exit_code):
+                    self._exit_code = exit_code
+                case AnnounceReady() | AnnounceRestart() | AnnounceFailure() | AnnounceOverdue():
+                    self._announce(command)
+                case _:
+                    assert_never(command)
+
+    async def _start(self, name: str) -> None:
+        self._children.pop(name, None)
+        try:
+            child = await start_child(self._specs[name])
+        except OSError as error:  # no memory or no process left: like a death, to be tried again
+            logger.error("%s cannot be started: %s", name, error)
+            self._events.put_nowait(Exited(name, 1))
+            return
+        self._children[name] = child
+        logger.info("started %s (pid %d)", name, child.pid)
+        task = asyncio.create_task(self._watch(child), name=f"watch {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self, child: Child) -> None:
+        name = child.spec.name
+        code = await child.wait(lambda notice: self._on_notice(name, notice))
+        self._display.forget(name)
+        self._events.put_nowait(Exited(name, code))
+
+    def _on_notice(self, name: str, notice: Notice) -> None:
+        self._display.update(name, notice)
+        if notice.state == "ready":
+            self._events.put_nowait(Ready(name))
+
+    def _announce(self, news: AnnounceReady | AnnounceRestart | AnnounceFailure | AnnounceOverdue) -> None:
+        match news:
+            case AnnounceReady():
+                print(self._ready_line, flush=True)
+            case AnnounceRestart(name, code, delay_s, failures):
+                how = describe_exit(code)
+                logger.warning("%s ended %s (%d in a row); starting it again in %.1f s", name, how, failures, delay_s)
+            case AnnounceFailure(message):
+                logger.error("%s: ending all", message)
+            case AnnounceOverdue(name):
+                logger.warning("%s is not gone by its deadline: killing it", name)
+            case _:
+                assert_never(news)
