@@ -18,16 +18,16 @@ class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         None
     )
     max_model_len: Annotated[
-        int | None,
-        Meta(ge=2, description="most tokens of prompt and output; default: what the model supports"),
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(description="most tokens of prompt and output; default: what the model supports"),
     ] = None
     max_num_seqs: Annotated[int, Meta(ge=1, le=1024, description="requests in the batch at once")] = 64
     max_num_batched_tokens: Annotated[
         int, Meta(ge=1, description="token budget of one step: decodes first, then prefill chunks")
     ] = 512
     kv_cache_memory_bytes: Annotated[
-        int | None,
-        Meta(ge=1, description="memory for the KV cache; default: what is left of 60 % of the device's memory"),
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="memory for the KV cache; default: what is left of 60 % of the device's memory"),
     ] = None
     drain_timeout_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM, seconds for running requests to finish")
