@@ -1,0 +1,76 @@
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from sampling_reference import probabilities
+
+from engine_core.token_filters import SMALL_TOP_K, TokenFilters
+from protocol.sampling import SamplingParams
+
+
+def weights_of(rows: int, vocab_size: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    logits = np.random.default_rng(seed).normal(0, 3, (rows, vocab_size))
+    return np.exp(logits - logits.max(axis=1, keepdims=True)).astype(np.float32)
+
+
+def kept(weights: np.ndarray[Any, np.dtype[np.float32]], *rows: SamplingParams) -> list[set[int]]:
+    filtered = np.array(TokenFilters(rows).apply(mx.array(weights)))
+    assert ((filtered == 0) | (filtered == weights)).all()
+    return [set(np.flatnonzero(row).tolist()) for row in filtered]
+
+
+def params(**fields: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=1, **fields)
+
+
+FILTERS = [
+    {},
+    {"min_p": 0.1},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_k": SMALL_TOP_K},
+    {"top_k": SMALL_TOP_K + 1},
+    {"top_k": 10**6},
+    {"top_p": 0.9},
+    {"top_p": 1e-6},
+    {"top_k": 40, "top_p": 0.7},
+    {"top_k": 200, "top_p": 0.9},
+    {"top_k": 5, "top_p": 0.99, "min_p": 0.2},
+]
+
+
+@pytest.mark.parametrize("vocab_size", [5, 100, 1000, 128 * 70, 128 * 70 + 1, 20_000])
+@pytest.mark.parametrize("fields", FILTERS, ids=str)
+def test_keeps_what_the_reference_keeps(fields: dict[str, Any], vocab_size: int) -> None:
+    weights = weights_of(3, vocab_size)
+    found = kept(weights, *[params(**fields)] * 3)
+    for row, tokens in zip(weights, found, strict=True):
+        expected = probabilities(np.log(row.astype(np.float64)), params(**fields))
+        differing = tokens ^ set(np.flatnonzero(expected).tolist())
+        # A nucleus may differ by its last token: float32 rounds the long sum before it.
+        assert len(differing) <= (1 if fields.get("top_p", 1) < 1 else 0)
+
+
+def test_rows_with_different_filters_do_not_touch_one_another() -> None:
+    weights = weights_of(len(FILTERS), 9000, seed=4)
+    together = kept(weights, *[params(**fields) for fields in FILTERS])
+    alone = [kept(weights[i : i + 1], params(**fields))[0] for i, fields in enumerate(FILTERS)]
+    assert together == alone
+
+
+def test_the_largest_weights_may_sit_in_one_block() -> None:
+    weights = np.full((1, 128 * 100), 1e-3, dtype=np.float32)
+    weights[0, 256:320] = np.linspace(0.5, 1, 64)
+    assert kept(weights, params(top_k=64)) == [set(range(256, 320))]
+
+
+def test_tokens_of_equal_weight_stay_together() -> None:
+    weights = np.array([[1, 0.5, 0.5, 0.5, 0.1]], dtype=np.float32)
+    assert kept(weights, params(top_k=2)) == [{0, 1, 2, 3}]
+    assert kept(weights, params(top_p=0.5)) == [{0, 1, 2, 3}]
+
+
+def test_no_filter_keeps_all() -> None:
+    weights = weights_of(2, 50)
+    assert kept(weights, params(), params()) == [set(range(50))] * 2
