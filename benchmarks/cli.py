@@ -1,0 +1,113 @@
+"""`shoal bench ...`, also `python -m benchmarks.cli ...`.
+
+Exit codes: 0 measured; 1 requests failed (unless --allow-errors); 2 nothing could be measured; 130 interrupted.
+"""
+
+import argparse
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from benchmarks.body import parse_extra_body
+from benchmarks.config import ServeBenchConfig
+from benchmarks.options import add_options, read_options
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from benchmarks.session import Measurement
+
+REQUESTS_FAILED = 1
+NOT_MEASURED = 2
+INTERRUPTED = 130
+
+OPEN_FILES = 8192
+"""Soft limit of open files to ask for: one connection a request in flight; macOS starts with 256."""
+
+
+def add_bench_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds `bench` with its own subcommands to the `shoal` command."""
+    bench = subparsers.add_parser("bench", help="measure a server")
+    _add_serve_parser(bench.add_subparsers(dest="bench_command", required=True))
+
+
+def _add_serve_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None:
+    serve = subparsers.add_parser(
+        "serve",
+        help="load generator for any OpenAI-compatible server",
+        description="Puts load on an OpenAI-compatible server and reports rates, latencies and goodput.",
+    )
+    add_options(serve, ServeBenchConfig)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Runs the subcommand that was parsed. Returns the exit code."""
+    assert args.bench_command == "serve"
+    try:
+        config = read_options(args, ServeBenchConfig)
+        parse_extra_body(config.extra_body)
+    except ValueError as error:
+        return _give_up(str(error))
+    try:
+        return _serve(config)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _serve(config: ServeBenchConfig) -> int:
+    try:
+        import aiohttp  # noqa: F401
+    except ModuleNotFoundError:
+        return _give_up("the load generator needs aiohttp: pip install 'shoal[bench]'")
+    import uvloop
+    from rich.console import Console
+
+    from benchmarks.client import EndpointError
+    from benchmarks.session import measure
+    from benchmarks.table import print_report
+
+    progress = Console(stderr=True)
+    _allow_open_files()
+    try:
+        measurement = uvloop.run(measure(config, lambda line: progress.print(line, style="dim", markup=False)))
+        _write_files(config, measurement)
+    except (EndpointError, ValueError, OSError) as error:
+        return _give_up(str(error))
+    print_report(measurement.report, Console())
+    return REQUESTS_FAILED if measurement.report.failed and not config.allow_errors else 0
+
+
+def _write_files(config: ServeBenchConfig, measurement: "Measurement") -> None:
+    from benchmarks.report import to_json
+
+    if config.json is not None:
+        Path(config.json).write_bytes(to_json(measurement.report))
+    if config.records is not None:
+        Path(config.records).write_bytes(msgspec.json.Encoder().encode_lines(measurement.records))
+
+
+def _allow_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _give_up(reason: str) -> int:
+    print(f"shoal bench: {reason}", file=sys.stderr)
+    return NOT_MEASURED
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry of `python -m benchmarks.cli`."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cli")
+    _add_serve_parser(parser.add_subparsers(dest="bench_command", required=True))
+    return run_bench(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
