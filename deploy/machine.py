@@ -119,3 +119,14 @@ def kv_cache_bytes(memory: int, engines: int, weights: int) -> int | None:
     """One engine core's share for its KV cache; None when the weights alone fill it (the engine core says so)."""
     share = int(memory * KV_CACHE_SHARE) // engines - weights
     return share if share > 0 else None
+
+
+def main() -> int:
+    """Prints openblas_environment as NAME=VALUE for scripts; returns 1 when OpenBLAS is wanted and missing."""
+    for name, value in openblas_environment(os.environ).items():
+        print(f"{name}={value}")
+    return int(sys.platform == "linux" and mlx_backend() is Backend.CPU and find_openblas() is None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

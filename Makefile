@@ -1,0 +1,63 @@
+# Set-up, serving, checks. `make setup` is done at most once per change of pyproject.toml.
+.DEFAULT_GOAL := help
+
+# The first of these that is new enough; macOS's own python3 is not.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+PORT ?= 8000
+ARGS ?=
+
+# Where tests and `make serve` find the demo model; nothing in the tests needs a model hub.
+HF_HUB_OFFLINE ?= 1
+export HF_HUB_OFFLINE
+
+BIN := .venv/bin
+PACKAGES := protocol api_server coordinator engine_core deploy benchmarks
+
+.PHONY: help setup setup-dev serve test check format lint types bench clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+setup: .venv/.runtime ## What it takes to serve: .venv, dependencies, OpenBLAS on Linux
+
+setup-dev: .venv/.dev ## The same, and what it takes to test
+
+# pip comes last when a virtual environment is made: where it is, the rest is.
+.venv/bin/pip:
+	@test -n "$(PYTHON)" || { echo "Shoal needs Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.runtime: pyproject.toml deploy/openblas.sh | .venv/bin/pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine]'
+	bash deploy/openblas.sh
+	touch $@
+
+.venv/.dev: .venv/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,dev]'
+	touch $@
+
+serve: setup ## Serve the demo model on PORT (8000); more options in ARGS, e.g. ARGS="--engines 1"
+	HF_HUB_OFFLINE= $(BIN)/shoal serve --port $(PORT) $(ARGS)
+
+test: setup-dev ## Run all tests
+	$(BIN)/shoal pull demo > /dev/null
+	env $$($(BIN)/python -m deploy.machine) $(BIN)/pytest $(ARGS)
+
+check: format lint types test ## What CI runs: format, lint, types, tests
+
+format: setup-dev ## Fail if the formatter would change something
+	$(BIN)/ruff format --check .
+
+lint: setup-dev ## Lint
+	$(BIN)/ruff check .
+
+types: setup-dev ## Type-check
+	$(BIN)/mypy
+
+bench: setup-dev ## Load a running server (URL in ARGS, see shoal bench serve --help)
+	$(BIN)/shoal bench serve $(ARGS)
+
+clean: ## Remove .venv, caches, build results
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench-results
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
