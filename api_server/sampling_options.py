@@ -1,0 +1,201 @@
+"""Sampling fields that chat and completions share: ranges, defaults, and the engine core's parameters."""
+
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from api_server.errors import ApiError, ErrorKind, invalid
+from protocol.card import ModelCard
+from protocol.sampling import SamplingParams
+
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 1024
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: dividing by them overflows float16."""
+MAX_INT32 = 2**31 - 1
+SEED_RANGE = (-(2**63), 2**63 - 1)
+"""OpenAI's seeds are signed 64-bit integers."""
+UINT64_MASK = 2**64 - 1
+
+Number = TypeVar("Number", int, float)
+
+
+class _Range(NamedTuple):
+    low: float
+    high: float
+    low_excluded: bool = False
+
+    def holds(self, value: float) -> bool:
+        return (self.low < value or (value == self.low and not self.low_excluded)) and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'greater than' if self.low_excluded else 'at least'} {self.low:g} and at most {self.high:g}"
+
+
+_RANGES = {
+    "temperature": _Range(0, 2),
+    "top_p": _Range(0, 1, low_excluded=True),
+    "top_k": _Range(-1, MAX_INT32),
+    "min_p": _Range(0, 1),
+    "repetition_penalty": _Range(0.01, 100),  # beyond these logits leave float16
+    "presence_penalty": _Range(-2, 2),
+    "frequency_penalty": _Range(-2, 2),
+    "n": _Range(1, MAX_N),
+    "min_tokens": _Range(0, MAX_INT32),
+    "max_tokens": _Range(1, MAX_INT32),
+    "max_completion_tokens": _Range(1, MAX_INT32),
+    "priority": _Range(-MAX_INT32, MAX_INT32),
+}
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingOptions(msgspec.Struct, kw_only=True):
+    """Request fields of both APIs; None means not given (the model's default, then the API's)."""
+
+    model: str | None = None
+    n: int = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+
+    def check(self) -> None:
+        """All that can be checked without the model. Raises ApiError."""
+        for name, value in msgspec.structs.asdict(self).items():
+            if name in _RANGES and value is not None and not _RANGES[name].holds(value):
+                raise invalid(f"{name} must be {_RANGES[name]}", name)
+        if self.seed is not None and not SEED_RANGE[0] <= self.seed <= SEED_RANGE[1]:
+            raise invalid("seed must be a signed 64-bit integer", "seed")
+        self._check_stops()
+        self._check_stream_options()
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage is True
+
+    def token_limit(self) -> int | None:
+        """What the caller set as the most tokens to generate."""
+        return self.max_tokens
+
+    def _check_stops(self) -> None:
+        stops = self.stop_strings
+        if len(stops) > MAX_STOP_STRINGS:
+            raise invalid(f"stop has {len(stops)} entries, at most {MAX_STOP_STRINGS} are allowed", "stop")
+        for index, text in enumerate(stops):
+            if not 1 <= len(text) <= MAX_STOP_CHARS:
+                path = "stop" if isinstance(self.stop, str) else f"stop[{index}]"
+                raise invalid(f"{path} must have 1 to {MAX_STOP_CHARS} characters", path)
+
+    def _check_stream_options(self) -> None:
+        if self.stream_options is None:
+            return
+        if not self.stream:
+            raise invalid("stream_options is only allowed when stream is true", "stream_options")
+        if self.stream_options.continuous_usage_stats:
+            path = "stream_options.continuous_usage_stats"
+            raise ApiError(ErrorKind.NOT_SUPPORTED, f"{path} is not supported by this server", path)
+
+
+class Prompt(NamedTuple):
+    """One prompt with what the sampling of its choices needs."""
+
+    token_ids: list[int]
+    default_max_tokens: int | None
+    """For a caller that set no limit; None is the rest of the context."""
+
+
+def sampling_params(options: SamplingOptions, card: ModelCard, prompt: Prompt, seed: int) -> SamplingParams:
+    """The parameters of one choice. `seed` is its own, any integer. Raises ApiError, also for a prompt too long."""
+    temperature = _first(options.temperature, card.defaults.temperature, 1.0)
+    max_tokens = _max_tokens(options, card, prompt)
+    if options.min_tokens > max_tokens:
+        raise invalid(f"min_tokens ({options.min_tokens}) is above max_tokens ({max_tokens})", "min_tokens")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=seed & UINT64_MASK,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=_first(options.top_p, card.defaults.top_p, 1.0),
+        top_k=min(max(0, _first(options.top_k, card.defaults.top_k, 0)), card.vocab_size),
+        min_p=_first(options.min_p, card.defaults.min_p, 0.0),
+        repetition_penalty=_first(options.repetition_penalty, card.defaults.repetition_penalty, 1.0),
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        min_tokens=options.min_tokens,
+        stop_token_ids=_stop_token_ids(options, card.vocab_size),
+        ignore_eos=options.ignore_eos,
+        logit_bias=_logit_bias(options.logit_bias, card.vocab_size),
+    )
+
+
+def _first(given: Number | None, default: Number | None, otherwise: Number) -> Number:
+    return given if given is not None else default if default is not None else otherwise
+
+
+def _max_tokens(options: SamplingOptions, card: ModelCard, prompt: Prompt) -> int:
+    room = card.max_model_len - len(prompt.token_ids)
+    wanted = options.token_limit()
+    if room < 1 or (wanted is not None and wanted > room):
+        asked = "" if wanted is None else f" and {wanted} tokens of output were asked for"
+        raise ApiError(
+            ErrorKind.CONTEXT_LENGTH,
+            f"this model's context length is {card.max_model_len} tokens; "
+            f"the prompt has {len(prompt.token_ids)} tokens{asked}",
+            "max_tokens" if room >= 1 else None,
+        )
+    return min(room, wanted or prompt.default_max_tokens or room)
+
+
+def _stop_token_ids(options: SamplingOptions, vocab_size: int) -> tuple[int, ...]:
+    if len(options.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise invalid(f"stop_token_ids has more than {MAX_STOP_TOKEN_IDS} entries", "stop_token_ids")
+    for index, token_id in enumerate(options.stop_token_ids):
+        if not 0 <= token_id < vocab_size:
+            path = f"stop_token_ids[{index}]"
+            raise invalid(f"{path} is not a token id of this model (0 to {vocab_size - 1})", path)
+    return tuple(options.stop_token_ids)
+
+
+def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise invalid(f"logit_bias has more than {MAX_LOGIT_BIASES} entries", "logit_bias")
+    checked = {}
+    for key, bias in biases.items():
+        # Ten digits hold any token id; longer ones would only be slow to convert.
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):
+            raise invalid(
+                f"logit_bias: {key[:20]!r} is not a token id of this model (0 to {vocab_size - 1})", "logit_bias"
+            )
+        if not -100 <= bias <= 100:
+            raise invalid(f"logit_bias[{key}] must be from -100 to 100", "logit_bias")
+        checked[int(key)] = bias
+    return checked
