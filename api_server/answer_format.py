@@ -1,0 +1,52 @@
+"""How an answer is written down: what the formats of chat and completions have in common."""
+
+from typing import Protocol
+
+import msgspec
+
+from api_server.choice_text import Finish
+from api_server.generation import ChoiceDelta
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """`usage.prompt_tokens_details`."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """`usage`; tokens of all prompts and of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    """The counts with their sum."""
+    details = PromptTokensDetails(cached_tokens)
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
+
+
+class WholeChoice(msgspec.Struct, frozen=True):
+    """One finished choice."""
+
+    text: str
+    finish: Finish
+
+
+class AnswerFormat(Protocol):
+    """Writes one answer, as events or in one piece. The events, in order: opening, deltas, closing."""
+
+    def opening(self) -> bytes:
+        """Events that can be sent before the first token."""
+
+    def delta(self, delta: ChoiceDelta) -> bytes:
+        """Events for new text and for a choice's end; none for a delta that brings neither."""
+
+    def closing(self, usage: Usage) -> bytes:
+        """Events after the last choice has ended."""
+
+    def whole(self, choices: list[WholeChoice], usage: Usage) -> bytes:
+        """The JSON body of an answer that is not streamed."""

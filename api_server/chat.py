@@ -1,0 +1,52 @@
+"""Plans `POST /v1/chat/completions`: body, chat template, token ids."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from api_server.chat_format import ChatFormat
+from api_server.chat_schema import ChatRequest, TemplateMessage, parse_chat, template_messages
+from api_server.chat_template import ChatTemplate
+from api_server.errors import invalid
+from api_server.generation_backend import GenerationBackend
+from api_server.json_body import Fields
+from api_server.planned_answer import PlannedAnswer, generation_plan, now_s
+from api_server.sampling_options import Prompt
+from api_server.served_model import ServedModel
+from api_server.tokenizer import LONG_TEXT_CHARS
+from protocol.identifiers import new_request_id
+
+ID_PREFIX = "chatcmpl"
+MANY_MESSAGES = 100
+"""Conversations above this are rendered in a thread: templates may look at all messages for each message."""
+
+
+async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer:
+    """Raises ApiError, TemplateRefused, UnknownModel, NoModel."""
+    request = parse_chat(fields)
+    model = backend.model(request.model)
+    text = await _render(request, model)
+    token_ids = await model.tokenizer.encode_async(text, add_special_tokens=False)
+    if not token_ids:
+        raise invalid("the messages give an empty prompt", "messages")
+    prompt = Prompt(token_ids, model.card.defaults.max_tokens)
+    plan = generation_plan(request, model, [prompt], ID_PREFIX)
+    answer_format = ChatFormat(new_request_id(ID_PREFIX), now_s(), model.name, request.n, request.wants_usage)
+    return PlannedAnswer(plan, answer_format, request.stream)
+
+
+async def _render(request: ChatRequest, model: ServedModel) -> str:
+    template = model.template
+    if template is None:
+        raise invalid(f"the model {model.name} has no chat template: use /v1/completions", "messages")
+    messages = template_messages(request.messages, template.knows_developer_role)
+    if len(messages) <= MANY_MESSAGES and sum(len(message["content"]) for message in messages) <= LONG_TEXT_CHARS:
+        return _render_now(request, template, messages)
+    return await asyncio.to_thread(_render_now, request, template, messages)
+
+
+def _render_now(request: ChatRequest, template: ChatTemplate, messages: list[TemplateMessage]) -> str:
+    kwargs: Mapping[str, Any] = request.chat_template_kwargs
+    if request.continue_final_message:
+        return template.render_open_ended(messages, kwargs)
+    return template.render(messages, request.add_generation_prompt is not False, kwargs)

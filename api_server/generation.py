@@ -1,0 +1,162 @@
+"""All generations behind one HTTP request: submit, merge, end.
+
+`Generation` is used as a context manager: however the block is left (the end, an error, a caller that went away),
+what still runs is aborted exactly once.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from api_server.choice_text import ChoiceText, TextDelta
+from api_server.detokenizer import Detokenizer
+from api_server.generation_backend import (
+    AbortCause,
+    Collector,
+    GenerationBackend,
+    GenerationFailed,
+    Rejected,
+    TokenDelta,
+)
+from api_server.served_model import ServedModel
+from api_server.stop_strings import StopStrings
+from protocol.sampling import SamplingParams
+
+
+class ChoicePlan(msgspec.Struct, frozen=True):
+    """One generation to be made."""
+
+    prompt_ids: list[int]
+    sampling: SamplingParams
+
+
+class GenerationPlan(msgspec.Struct, frozen=True):
+    """A checked request, ready to be submitted."""
+
+    model: ServedModel
+    choices: list[ChoicePlan]
+    """Prompt-major: all choices of the first prompt come first."""
+    choices_per_prompt: int
+    priority: int
+    request_prefix: str
+    stop_strings: list[str]
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(len(choice.prompt_ids) for choice in self.choices[:: self.choices_per_prompt])
+
+
+class ChoiceDelta(msgspec.Struct, frozen=True):
+    """What is new in one choice."""
+
+    index: int
+    delta: TextDelta
+
+
+class Generation:
+    """Owner of a request's running generations."""
+
+    def __init__(self, backend: GenerationBackend, plan: GenerationPlan) -> None:
+        self._backend = backend
+        self._plan = plan
+        self._running: dict[int, Collector] = {}
+        self._reads: dict[int, asyncio.Future[TokenDelta]] = {}
+        """The pending `get` of each running choice, where there are several."""
+        self._texts = [_choice_text(plan, choice) for choice in plan.choices]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        failed = isinstance(error, GenerationFailed | Rejected)
+        self._abort(list(self._running), AbortCause.ERROR if failed else AbortCause.DISCONNECT)
+        await _cancel(list(self._reads.values()))
+
+    async def submit(self) -> None:
+        """Returns when all generations are accepted. Raises Rejected, GenerationFailed."""
+        tasks = [asyncio.ensure_future(self._submit(index)) for index in range(len(self._plan.choices))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await _cancel(tasks)
+
+    @property
+    def running(self) -> bool:
+        """Whether more is to come."""
+        return bool(self._running)
+
+    async def next(self) -> list[ChoiceDelta]:
+        """Waits for what the running choices bring next. Raises GenerationFailed.
+
+        A caller that comes back late finds more in each delta, never more deltas: collectors merge.
+        """
+        if len(self._texts) == 1:  # spares the common case a task for each delta
+            return [self._take(0, await self._running[0].get())]
+        for index, collector in self._running.items():
+            if index not in self._reads:
+                self._reads[index] = asyncio.ensure_future(collector.get())
+        await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
+        ready = sorted(index for index, read in self._reads.items() if read.done())
+        return [self._take(index, self._reads.pop(index).result()) for index in ready]
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far, of all choices."""
+        return sum(text.completion_tokens for text in self._texts)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed again, each prompt counted once."""
+        return sum(text.cached_tokens for text in self._texts[:: self._plan.choices_per_prompt])
+
+    def check_invariants(self) -> None:
+        """A choice that has ended neither runs nor is read."""
+        for index, text in enumerate(self._texts):
+            text.check_invariants()
+            assert not (index in self._running and text.finish)
+        assert self._reads.keys() <= self._running.keys()
+
+    async def _submit(self, index: int) -> None:
+        plan, choice = self._plan, self._plan.choices[index]
+        self._running[index] = await self._backend.submit(
+            plan.model, choice.prompt_ids, choice.sampling, plan.priority, plan.request_prefix
+        )
+
+    def _take(self, index: int, delta: TokenDelta) -> ChoiceDelta:
+        text = self._texts[index].push(delta)
+        if delta.finish_reason is not None:
+            del self._running[index]
+        elif text.finish is not None:
+            self._abort([index], AbortCause.STOP_STRING)
+        return ChoiceDelta(index, text)
+
+    def _abort(self, indices: Sequence[int], cause: AbortCause) -> None:
+        collectors = [self._running.pop(index) for index in indices]
+        if collectors:
+            self._backend.abort(collectors, cause)
+
+
+async def _cancel(futures: Sequence[asyncio.Future[Any]]) -> None:
+    for future in futures:
+        future.cancel()
+    await asyncio.gather(*futures, return_exceptions=True)
+
+
+def _choice_text(plan: GenerationPlan, choice: ChoicePlan) -> ChoiceText:
+    stop_ids = set(choice.sampling.stop_token_ids)
+    if not choice.sampling.ignore_eos:
+        stop_ids |= set(plan.model.card.eos_token_ids)
+    return ChoiceText(
+        Detokenizer(plan.model.tokenizer, choice.prompt_ids, plan.skip_special_tokens),
+        StopStrings(plan.stop_strings, plan.include_stop_str_in_output),
+        choice.sampling.min_tokens,
+        frozenset() if plan.include_stop_str_in_output else frozenset(stop_ids),
+    )

@@ -1,0 +1,86 @@
+"""The border of one generation request: body in, answer out, streamed or whole.
+
+Everything before the first byte of the answer may raise and becomes a status code; afterwards errors are events.
+A failed stream ends with an `{"error": ...}` event and without [DONE]: OpenAI's clients raise on the former and
+would take the latter for success.
+"""
+
+import logging
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api_server.answer_format import Usage, WholeChoice, make_usage
+from api_server.choice_text import Finish
+from api_server.disconnect import cancel_on_disconnect
+from api_server.errors import RETRY_AFTER_S, ApiError, ErrorKind, encode_error, from_domain
+from api_server.generation import Generation
+from api_server.generation_backend import GenerationBackend, GenerationFailed
+from api_server.json_body import read_fields
+from api_server.planned_answer import PlannedAnswer, Planner
+from api_server.sse import EventStream, event
+
+logger = logging.getLogger("shoal.api_server")
+
+
+class GenerationEndpoint:
+    """ASGI application of one route."""
+
+    def __init__(self, backend: GenerationBackend, planner: Planner, max_body_bytes: int) -> None:
+        self._backend = backend
+        self._planner = planner
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._backend.draining:
+            raise ApiError(ErrorKind.DRAINING, "this server is shutting down", retry_after_s=RETRY_AFTER_S)
+        fields = await read_fields(Request(scope, receive), self._max_body_bytes)
+        planned = await self._planner(fields, self._backend)
+        answer = self._stream(planned, send) if planned.stream else self._whole(planned, scope, receive, send)
+        await cancel_on_disconnect(receive, answer)
+
+    async def _whole(self, planned: PlannedAnswer, scope: Scope, receive: Receive, send: Send) -> None:
+        parts: list[list[str]] = [[] for _ in planned.plan.choices]
+        finishes: dict[int, Finish] = {}
+        async with Generation(self._backend, planned.plan) as generation:
+            await generation.submit()
+            while generation.running:
+                for choice in await generation.next():
+                    parts[choice.index].append(choice.delta.text)
+                    if choice.delta.finish is not None:
+                        finishes[choice.index] = choice.delta.finish
+        choices = [WholeChoice("".join(texts), finishes[index]) for index, texts in enumerate(parts)]
+        body = planned.format.whole(choices, _usage(planned, generation))
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+    async def _stream(self, planned: PlannedAnswer, send: Send) -> None:
+        stream = EventStream(send)
+        try:
+            last = await self._stream_until_last(planned, stream)
+        except GenerationFailed as error:
+            if not stream.started:
+                raise
+            last = event(encode_error(from_domain(error)))
+        except Exception:
+            if not stream.started:
+                raise
+            logger.exception("stream failed")
+            last = event(encode_error(ApiError(ErrorKind.INTERNAL, "internal server error")))
+        # After the clean-up: uvicorn reports "disconnect" once the last byte is out, which would cut it short.
+        await stream.end(last)
+
+    async def _stream_until_last(self, planned: PlannedAnswer, stream: EventStream) -> bytes:
+        """Streams all but the last events, which come back; the generation is over by then."""
+        async with Generation(self._backend, planned.plan) as generation:
+            await generation.submit()
+            await stream.start()
+            events = planned.format.opening()
+            while generation.running:
+                await stream.write(events)
+                events = b"".join([planned.format.delta(delta) for delta in await generation.next()])
+        return events + planned.format.closing(_usage(planned, generation))
+
+
+def _usage(planned: PlannedAnswer, generation: Generation) -> Usage:
+    return make_usage(planned.plan.prompt_tokens, generation.completion_tokens, generation.cached_tokens)

@@ -1,0 +1,58 @@
+"""A checked request as the answering code needs it; each API has a function that makes one from the body."""
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from api_server.answer_format import AnswerFormat
+from api_server.errors import invalid
+from api_server.generation import ChoicePlan, GenerationPlan
+from api_server.generation_backend import GenerationBackend
+from api_server.json_body import Fields
+from api_server.sampling_options import Prompt, SamplingOptions, sampling_params
+from api_server.served_model import ServedModel
+
+MAX_CHOICES = 1024
+"""Most generations of one request: prompts times n."""
+
+
+class PlannedAnswer(msgspec.Struct, frozen=True):
+    """What is to be generated, and how it is to be written down."""
+
+    plan: GenerationPlan
+    format: AnswerFormat
+    stream: bool
+
+
+Planner = Callable[[Fields, GenerationBackend], Awaitable[PlannedAnswer]]
+"""Checks everything before anything is submitted. Raises ApiError, and what `backend.model` raises."""
+
+
+def generation_plan(
+    options: SamplingOptions, model: ServedModel, prompts: list[Prompt], request_prefix: str
+) -> GenerationPlan:
+    """All choices of all prompts. Choice i of each prompt draws with seed + i. Raises ApiError."""
+    if len(prompts) * options.n > MAX_CHOICES:
+        raise invalid(f"prompts times n must be at most {MAX_CHOICES}", "n")
+    seed = secrets.randbits(63) if options.seed is None else options.seed
+    return GenerationPlan(
+        model=model,
+        choices=[
+            ChoicePlan(prompt.token_ids, sampling_params(options, model.card, prompt, seed + i))
+            for prompt in prompts
+            for i in range(options.n)
+        ],
+        choices_per_prompt=options.n,
+        priority=options.priority,
+        request_prefix=request_prefix,
+        stop_strings=options.stop_strings,
+        include_stop_str_in_output=options.include_stop_str_in_output,
+        skip_special_tokens=options.skip_special_tokens,
+    )
+
+
+def now_s() -> int:
+    """Unix time for `created`."""
+    return int(time.time())
