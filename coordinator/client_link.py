@@ -1,0 +1,175 @@
+"""What API servers (and the supervisor) say, and what becomes of it."""
+
+from collections.abc import Iterable
+from typing import assert_never
+
+import msgspec
+
+from coordinator.clients import MAX_CLIENTS, ClientMember, EngineRun
+from coordinator.engine_link import EngineLink
+from coordinator.events import Identity, Link, Note
+from coordinator.greeting import is_genuine, reason_to_refuse
+from coordinator.parts import Parts
+from coordinator.waiting_room import Submission
+from protocol.codec import Received
+from protocol.errors import ProtocolError
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    ClientHello,
+    ClientToCoordinator,
+    ClientWelcome,
+    EngineCoreRequest,
+    EngineLost,
+    GetCard,
+    Heartbeat,
+    ProcessExited,
+    Refused,
+)
+
+BYTES_PER_TOKEN = 4
+"""In a prompt buffer: see protocol.codec.pack_token_ids."""
+
+
+class ClientLink:
+    """Lets API servers join and leave; hands their requests to the dispatcher."""
+
+    def __init__(self, parts: Parts, engine_link: EngineLink) -> None:
+        self._engine_link = engine_link
+        self._incarnation = parts.incarnation
+        self._clients = parts.clients
+        self._engines = parts.engines
+        self._dispatcher = parts.dispatcher
+        self._cards = parts.cards
+        self._liveness = parts.liveness[Link.CLIENTS]
+        self._settling = parts.settling
+        self._publisher = parts.publisher
+        self._outbox = parts.outbox
+
+    def handle(self, identity: Identity, received: Received[ClientToCoordinator], now_s: float) -> None:
+        """Takes a message. Raises ProtocolError, with nothing changed, when its sender must not send it."""
+        message = received.message
+        match message:
+            case ClientHello():
+                self._greeted(identity, message, now_s)
+            case ProcessExited():  # the supervisor says no Hello
+                self._exited(message.name, message.pid)
+                self._engine_link.exited(message.name, message.pid)
+            case _:
+                client = self._clients.find(identity) or self._taken_back(identity, now_s)
+                if client is None:
+                    raise ProtocolError(f"clients: {type(message).__name__} before Hello")
+                self._liveness.heard(identity, now_s)
+                self._handle_member(client, message, received, now_s)
+
+    def _handle_member(
+        self,
+        client: ClientMember,
+        message: EngineCoreRequest | Abort | GetCard | Heartbeat,
+        received: Received[ClientToCoordinator],
+        now_s: float,
+    ) -> None:
+        match message:
+            case EngineCoreRequest():
+                _check(client, message, received)
+                self._dispatcher.submit(Submission(client, message, received.frames), now_s)
+            case Abort():
+                self._dispatcher.abort(client, message.keys)
+            case GetCard():
+                expected = self._engine_link.expects_card(message.card_hash)
+                self._cards.ask(client.identity, message.card_hash, expected)
+            case Heartbeat():
+                pass  # being heard was all it wanted
+            case _:
+                assert_never(message)
+
+    def lose(self, identity: Identity, reason: str, may_return: bool) -> None:
+        """Gives an API server up; the engine cores drop its requests. No effect when there is none of this identity."""
+        client = self._clients.find(identity)
+        if client is None:
+            return
+        self._clients.leave(client, self._dispatcher.client_gone(client), may_return)
+        self._liveness.forget(identity)
+        self._cards.forget_client(identity)
+        self._engine_link.send_clients()
+        self._publisher.membership_changed()
+        self._note(client, f"lost: {reason}")
+
+    def settled(self) -> None:
+        """The settling time is over: tells of the engine cores that have not come back."""
+        for client in self._clients:
+            self._tell_lost(client, self._not_live(client.hello.engines))
+
+    def _exited(self, name: str, pid: int) -> None:
+        client = self._clients.named(name)
+        if client is not None and client.hello.pid == pid:
+            self.lose(client.identity, "its process has exited", may_return=False)
+            self._clients.forget_lost(name)
+
+    def _greeted(self, identity: Identity, hello: ClientHello, now_s: float) -> None:
+        if not is_genuine(identity, hello):
+            raise ProtocolError("clients: a Hello under another's identity")
+        others = len(self._clients) - (self._clients.named(hello.name) is not None)
+        refusal = reason_to_refuse(hello, others, MAX_CLIENTS)
+        if refusal is not None:
+            self._outbox.to_client(identity, Refused(refusal))
+            self._outbox.add(Note(f"API server {hello.name} refused: {refusal}"))
+            return
+        lost_runs = self._runs_lost_by(identity, hello)
+        if self._clients.find(identity) is None:
+            self._displace(hello.name)
+        client = self._clients.join(identity, hello)
+        self._clients.forget_lost(hello.name)
+        self._welcome(client)
+        self._tell_lost(client, lost_runs)
+        self._liveness.heard(identity, now_s)
+        self._publisher.membership_changed()
+        self._note(client, f"said Hello, pid {hello.pid}")
+        self._dispatcher.retry_waiting(now_s)
+
+    def _runs_lost_by(self, identity: Identity, hello: ClientHello) -> list[EngineRun]:
+        """The engine cores that have lost the requests of the API server that says Hello."""
+        lost = self._clients.lost(identity)
+        if lost is not None:
+            return [*lost.engines, *hello.engines]
+        if self._settling.is_active:
+            return []
+        if self._clients.find(identity) is not None:
+            return self._not_live(hello.engines)
+        return hello.engines  # it comes after the settling time: its requests were dropped as a dead one's
+
+    def _not_live(self, runs: Iterable[EngineRun]) -> list[EngineRun]:
+        return [(index, incarnation) for index, incarnation in runs if not self._engines.has_run(incarnation)]
+
+    def _tell_lost(self, client: ClientMember, runs: Iterable[EngineRun]) -> None:
+        for index, incarnation in dict.fromkeys(runs):
+            lost = EngineLost(index, incarnation, "the engine core or its requests were lost during a reconnect")
+            self._outbox.to_client(client.identity, lost)
+
+    def _displace(self, name: str) -> None:
+        older = self._clients.named(name)
+        if older is not None:
+            self.lose(older.identity, "replaced by a newer process of the same name", may_return=False)
+            self._outbox.to_client(older.identity, Refused(f"a newer process has taken the name {name}"))
+
+    def _taken_back(self, identity: Identity, now_s: float) -> ClientMember | None:
+        lost = self._clients.lost(identity)
+        if lost is not None:
+            self._greeted(identity, msgspec.structs.replace(lost.member.hello, engines=[]), now_s)
+        return self._clients.find(identity)
+
+    def _welcome(self, client: ClientMember) -> None:
+        for engine in self._engines:
+            engine.client_joined(client.index)
+        self._engine_link.send_clients()
+        self._outbox.to_client(client.identity, ClientWelcome(PROTOCOL_VERSION, self._incarnation, client.index))
+
+    def _note(self, client: ClientMember, what: str) -> None:
+        self._outbox.add(Note(f"API server {client.hello.name} (index {client.index}) {what}"))
+
+
+def _check(client: ClientMember, request: EngineCoreRequest, received: Received[ClientToCoordinator]) -> None:
+    if request.client_index != client.index:
+        raise ProtocolError("clients: a request under another's client index")
+    if len(received.buffers) != 1 or len(received.buffers[0]) != BYTES_PER_TOKEN * request.num_prompt_tokens:
+        raise ProtocolError("clients: a request whose prompt is not as long as it says")

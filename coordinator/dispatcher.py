@@ -1,0 +1,264 @@
+"""Requests on their way through the coordinator: accepted or refused, aborted, finished, found again.
+
+Every submission is answered once, with Accepted or Rejected. What was accepted stays in the table until its engine
+core reports its end, its API server aborts it or is gone, or its engine core is lost, which all API servers are told.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from coordinator.admission import Admission
+from coordinator.clients import ClientMember, EngineRun
+from coordinator.engines import EngineMember, EngineTable, UnseenRequest
+from coordinator.events import Identity, Outbox
+from coordinator.publisher import ClusterPublisher
+from coordinator.request_table import RequestTable, Routed
+from coordinator.routing import Refusal, choose
+from coordinator.settling import Settling
+from coordinator.waiting_room import Submission, WaitingRoom
+from protocol.identifiers import ClientIndex, EngineIndex
+from protocol.messages import Abort, Accepted, EngineHello, Rejected, RejectReason, RequestKey
+
+MAX_EARLY_ABORTS = 16_384
+"""Aborts kept, while settling, of requests that no engine core has told of yet; at the limit the oldest goes."""
+
+
+class Dispatcher:
+    """Owner of the request table, of admission, and of what waits while the coordinator settles."""
+
+    def __init__(
+        self, engines: EngineTable, settling: Settling, publisher: ClusterPublisher, outbox: Outbox, max_requests: int
+    ) -> None:
+        self._engines = engines
+        self._outbox = outbox
+        self._publisher = publisher
+        self._table = RequestTable()
+        self._admission = Admission(max_requests)
+        self._waiting = WaitingRoom()
+        self._early_aborts: dict[RequestKey, None] = {}
+        self._last_chosen = EngineIndex(-1)
+        self._settling = settling
+        self.rejected_total = {reason.name.lower(): 0 for reason in RejectReason}
+
+    # --- submissions ---
+
+    def submit(self, submission: Submission, now_s: float) -> None:
+        """An API server wants a request to run, for the first time or again because it had no answer."""
+        request, client = submission.request, submission.client
+        routed = self._table.find(request.request_id)
+        if routed is None:
+            self._submit_unrouted(submission, now_s)
+        elif routed.client_index == client.index and routed.key == request.key:
+            self._accept(client, routed)
+        elif routed.client_index == client.index and routed.key.attempt < request.attempt:
+            self._supersede(routed, submission, now_s)
+        else:
+            self._reject(submission, _duplicate(routed.key), now_s)
+
+    def retry_waiting(self, now_s: float) -> None:
+        """An engine core has become available, or the settling time is over."""
+        for submission in self._waiting.take_all():
+            self._place(submission, now_s)
+
+    def _submit_unrouted(self, submission: Submission, now_s: float) -> None:
+        waiting = self._waiting.find(submission.request.request_id)
+        if waiting is None:
+            self._place(submission, now_s)
+        elif waiting.client.index != submission.client.index or waiting.request.attempt > submission.request.attempt:
+            self._reject(submission, _duplicate(waiting.request.key), now_s)
+        elif waiting.request.attempt < submission.request.attempt:
+            self._waiting.remove(waiting)
+            self._reject(waiting, _duplicate(submission.request.key), now_s)
+            self._place(submission, now_s)
+
+    def _supersede(self, old: Routed, submission: Submission, now_s: float) -> None:
+        self._remove(old)
+        engine = self._place(submission, now_s)
+        if engine is None or engine.identity != old.engine:  # the same one sees for itself that the attempt is newer
+            self._outbox.to_engine(old.engine, Abort([old.key]))
+
+    def _place(self, submission: Submission, now_s: float) -> EngineMember | None:
+        request = submission.request
+        views = [engine.view(self._table.engine_count(engine.identity)) for engine in self._engines]
+        model = self._admission.view(request.model, self._table.in_flight(request.model), now_s)
+        choice = choose(request, views, model, self._last_chosen)
+        if isinstance(choice, Refusal):
+            if not self._may_wait(submission, choice):
+                self._reject(submission, choice, now_s)
+            return None
+        self._last_chosen = choice
+        return self._route(submission, self._engines.at(choice))
+
+    def _may_wait(self, submission: Submission, refusal: Refusal) -> bool:
+        """While settling, the engine core that is missing may just not have said Hello yet."""
+        may_wait = (
+            self._settling.is_active
+            and refusal.reason in (RejectReason.NO_ENGINE, RejectReason.UNKNOWN_MODEL)
+            and self._waiting.has_place_for(submission)
+        )
+        if may_wait:
+            self._waiting.add(submission)
+        return may_wait
+
+    def _route(self, submission: Submission, engine: EngineMember) -> EngineMember:
+        request = submission.request
+        routed = Routed(request.key, submission.client.index, engine.identity, request.model)
+        self._add(routed)
+        self._send(engine, UnseenRequest(request.key, request.num_prompt_tokens, submission.frames))
+        self._accept(submission.client, routed)
+        return engine
+
+    def _send(self, engine: EngineMember, request: UnseenRequest) -> None:
+        engine.sent(request)
+        self._outbox.forward_to_engine(engine.identity, request.frames)
+
+    def _accept(self, client: ClientMember, routed: Routed) -> None:
+        engine = self._engines.find(routed.engine)
+        assert engine is not None, "the table holds a request of an engine core that is gone"
+        self._outbox.to_client(client.identity, Accepted(routed.key, engine.index, engine.hello.incarnation))
+
+    def _reject(self, submission: Submission, refusal: Refusal, now_s: float) -> None:
+        self.rejected_total[refusal.reason.name.lower()] += 1
+        self._publisher.counts_changed(now_s)
+        rejected = Rejected(submission.request.key, refusal.reason, refusal.message, refusal.retry_after_s)
+        self._outbox.to_client(submission.client.identity, rejected)
+
+    # --- ends ---
+
+    def abort(self, client: ClientMember, keys: Iterable[RequestKey]) -> None:
+        """An API server no longer wants these requests."""
+        of_engine: dict[Identity, list[RequestKey]] = {}
+        for key in keys:
+            routed = self._table.find(key.request_id)
+            if routed is not None and routed.key == key and routed.client_index == client.index:
+                self._remove(routed)
+                of_engine.setdefault(routed.engine, []).append(key)
+            else:
+                self._abort_unrouted(client, key)
+        for engine, engine_keys in of_engine.items():
+            self._outbox.to_engine(engine, Abort(engine_keys))
+
+    def _abort_unrouted(self, client: ClientMember, key: RequestKey) -> None:
+        waiting = self._waiting.find(key.request_id)
+        if waiting is not None and waiting.request.key == key and waiting.client.index == client.index:
+            self._waiting.remove(waiting)
+        elif self._settling.is_active:
+            self._early_aborts[key] = None
+            if len(self._early_aborts) > MAX_EARLY_ABORTS:
+                del self._early_aborts[next(iter(self._early_aborts))]
+
+    def finished(self, engine: EngineMember, keys: Iterable[RequestKey], now_s: float) -> None:
+        """An engine core reports requests that have ended there; those it was told to drop are skipped."""
+        for key in keys:
+            routed = self._table.find(key.request_id)
+            if routed is not None and routed.key == key and routed.engine == engine.identity:
+                self._remove(routed)
+                self._admission.finished(routed.model, now_s)
+
+    def engine_gone(self, engine: EngineMember) -> list[RequestKey]:
+        """Forgets the requests of a lost engine core; returns their keys."""
+        lost = self._table.of_engine(engine.identity)
+        for routed in lost:
+            self._table.remove(routed)
+        return [routed.key for routed in lost]
+
+    def client_gone(self, client: ClientMember) -> list[EngineRun]:
+        """Forgets the requests of a lost API server; returns the engine cores that had some."""
+        self._waiting.remove_client(client.identity)
+        return self._forget_client(client.index)
+
+    def _forget_client(self, client_index: ClientIndex) -> list[EngineRun]:
+        runs: dict[EngineRun, None] = {}
+        for routed in self._table.of_client(client_index):
+            self._remove(routed)
+            engine = self._engines.find(routed.engine)
+            if engine is not None:
+                runs[engine.index, engine.hello.incarnation] = None
+        return list(runs)
+
+    # --- requests that an engine core lists in its Hello ---
+
+    def model_served(self, model: str) -> None:
+        """An engine core with this model has joined."""
+        self._admission.served(model)
+
+    def adopt(self, engine: EngineMember, may_adopt: set[ClientIndex] | None) -> None:
+        """Takes over the requests of an engine core that an earlier coordinator knew.
+
+        `may_adopt`: the API servers there are; None while settling, when any may still come. Requests of others are
+        left out: the engine core drops them by itself when it is sent Clients.
+        """
+        unwanted = []
+        for key, client_index, _ in engine.hello.requests:
+            if may_adopt is not None and client_index not in may_adopt:
+                continue
+            if key in self._early_aborts or not self._adopt_one(engine, key, client_index):
+                unwanted.append(key)
+        self._abort_on(engine, unwanted)
+
+    def _adopt_one(self, engine: EngineMember, key: RequestKey, client_index: ClientIndex) -> bool:
+        other = self._table.find(key.request_id)
+        if other is not None:
+            if other.key.attempt >= key.attempt:
+                return False
+            self._remove(other)
+            self._outbox.to_engine(other.engine, Abort([other.key]))
+        self._add(Routed(key, client_index, engine.identity, engine.hello.model.name))
+        return True
+
+    def reconcile(self, engine: EngineMember, hello: EngineHello, unseen: Sequence[UnseenRequest]) -> None:
+        """Brings the table in line with an engine core that says Hello again over a new connection.
+
+        What it lists and the table does not have was aborted meanwhile. What the table has and it does not list never
+        arrived if it is unseen, and is sent again; otherwise it has ended, and the report was lost.
+        """
+        listed = {key for key, _, _ in hello.requests}
+        ours = {routed.key: routed for routed in self._table.of_engine(engine.identity)}
+        self._abort_on(engine, [key for key, _, _ in hello.requests if key not in ours])
+        missing = ours.keys() - listed
+        for request in unseen:
+            if request.key in missing:
+                missing.discard(request.key)
+                self._send(engine, request)
+        for key in missing:
+            self._remove(ours[key])
+
+    def _abort_on(self, engine: EngineMember, keys: list[RequestKey]) -> None:
+        if keys:
+            self._outbox.to_engine(engine.identity, Abort(keys))
+
+    def settled(self, clients: set[ClientIndex], now_s: float) -> None:
+        """The settling time is over: who has not come is gone, what has no place is refused."""
+        self._early_aborts.clear()
+        for client_index in self._table.clients() - clients:
+            self._forget_client(client_index)
+        self.retry_waiting(now_s)
+
+    # --- the table ---
+
+    def engine_count(self, engine: EngineMember) -> int:
+        """Number of unfinished requests of an engine core."""
+        return self._table.engine_count(engine.identity)
+
+    def _add(self, routed: Routed) -> None:
+        self._table.add(routed)
+        self._publisher.engine_changed(routed.engine)
+
+    def _remove(self, routed: Routed) -> None:
+        self._table.remove(routed)
+        self._publisher.engine_changed(routed.engine)
+
+    def check_invariants(self, clients: set[ClientIndex]) -> None:
+        """Raises AssertionError when a request is left of a member that is gone, or a table is inconsistent."""
+        self._table.check_invariants()
+        self._waiting.check_invariants()
+        self._admission.check_invariants()
+        assert self._table.engines() <= {engine.identity for engine in self._engines}
+        assert self._settling.is_active or self._table.clients() <= clients
+        assert self._settling.is_active or not (self._early_aborts or len(self._waiting))
+        assert len(self._early_aborts) <= MAX_EARLY_ABORTS
+
+
+def _duplicate(known: RequestKey) -> Refusal:
+    return Refusal(
+        RejectReason.DUPLICATE, f"request {known.request_id} is known, with attempt {known.attempt}, and not ended"
+    )

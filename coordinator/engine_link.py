@@ -1,0 +1,151 @@
+"""What engine cores say, and what becomes of it."""
+
+from typing import assert_never
+
+from coordinator.engines import MAX_ENGINES, EngineMember
+from coordinator.events import Identity, Link, Note
+from coordinator.greeting import is_genuine, reason_to_refuse
+from coordinator.parts import Parts
+from protocol.codec import Received
+from protocol.errors import ProtocolError
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Card,
+    EngineHello,
+    EngineLost,
+    EngineToCoordinator,
+    EngineWelcome,
+    LoadReport,
+    Refused,
+)
+
+
+class EngineLink:
+    """Lets engine cores join and leave; takes their reports and cards."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._incarnation = parts.incarnation
+        self._engines = parts.engines
+        self._clients = parts.clients
+        self._dispatcher = parts.dispatcher
+        self._cards = parts.cards
+        self._liveness = parts.liveness[Link.ENGINES]
+        self._settling = parts.settling
+        self._publisher = parts.publisher
+        self._outbox = parts.outbox
+
+    def handle(self, identity: Identity, received: Received[EngineToCoordinator], now_s: float) -> None:
+        """Takes a message. Raises ProtocolError, with nothing changed, when its sender must not send it."""
+        message = received.message
+        if isinstance(message, EngineHello):
+            self._greeted(identity, message, now_s)
+            return
+        engine = self._engines.find(identity) or self._taken_back(identity, now_s)
+        if engine is None:
+            raise ProtocolError(f"engines: {type(message).__name__} before Hello")
+        self._liveness.heard(identity, now_s)
+        match message:
+            case LoadReport():
+                if engine.reported(message.load, message.adds_received):
+                    self._publisher.engine_changed(identity)
+                self._dispatcher.finished(engine, message.finished, now_s)
+            case Card():
+                if message.card_hash != engine.hello.model.card_hash or len(received.buffers) != 1:
+                    raise ProtocolError("engines: a card that is not the announced one")
+                self._cards.arrived(message.card_hash, received.buffers[0])
+            case _:
+                assert_never(message)
+
+    def lose(self, identity: Identity, reason: str, may_return: bool) -> None:
+        """Gives an engine core up, and with it its requests. No effect when there is none with this identity."""
+        engine = self._engines.find(identity)
+        if engine is None:
+            return
+        keys = self._dispatcher.engine_gone(engine)
+        self._engines.leave(engine, keys, may_return)
+        self._liveness.forget(identity)
+        for client in self._clients:
+            self._outbox.to_client(client.identity, EngineLost(engine.index, engine.hello.incarnation, reason))
+        self._cards.give_up(self.expects_card)
+        self._publisher.membership_changed()
+        self._note(engine, f"lost with {len(keys)} requests: {reason}")
+
+    def exited(self, name: str, pid: int) -> None:
+        """A process has ended for certain."""
+        engine = self._engines.named(name)
+        if engine is not None and engine.hello.pid == pid:
+            self.lose(engine.identity, "its process has exited", may_return=False)
+            self._engines.forget_lost(name)
+
+    def send_clients(self) -> None:
+        """The API servers have changed: tells the engine cores."""
+        for engine in self._engines:
+            self._send_clients_to(engine)
+
+    def expects_card(self, card_hash: str) -> bool:
+        """Whether a card that is not there may still come."""
+        return self._settling.is_active or self._engines.announces(card_hash)
+
+    def _greeted(self, identity: Identity, hello: EngineHello, now_s: float) -> None:
+        if not is_genuine(identity, hello):
+            raise ProtocolError("engines: a Hello under another's identity")
+        others = len(self._engines) - (self._engines.named(hello.name) is not None)
+        refusal = reason_to_refuse(hello, others, MAX_ENGINES)
+        if refusal is not None:
+            self._outbox.to_engine(identity, Refused(refusal))
+            self._outbox.add(Note(f"engine core {hello.name} refused: {refusal}"))
+            return
+        known = self._engines.find(identity)
+        if known is not None:
+            self._greeted_again(known, hello)
+        else:
+            self._join(identity, hello)
+        self._liveness.heard(identity, now_s)
+        self._publisher.membership_changed()
+        self._dispatcher.retry_waiting(now_s)
+
+    def _join(self, identity: Identity, hello: EngineHello) -> None:
+        was_lost = self._engines.lost(identity) is not None
+        self._engines.forget_lost(hello.name)
+        self._displace(hello.name)
+        engine = self._engines.join(identity, hello)
+        if self._settling.is_active and not was_lost:
+            engine.await_clients({client for _, client, _ in hello.requests} - self._clients.indexes())
+        self._welcome(engine)
+        self._dispatcher.model_served(hello.model.name)
+        if was_lost:
+            self._dispatcher.reconcile(engine, hello, ())  # the table has none of it: all that it lists is aborted
+        else:
+            self._dispatcher.adopt(engine, None if self._settling.is_active else self._clients.indexes())
+        self._note(engine, f"joined with {len(hello.requests)} requests, model {hello.model.name}, pid {hello.pid}")
+
+    def _displace(self, name: str) -> None:
+        older = self._engines.named(name)
+        if older is not None:
+            self.lose(older.identity, "replaced by a newer process of the same name", may_return=False)
+            self._outbox.to_engine(older.identity, Refused(f"a newer process has taken the name {name}"))
+
+    def _greeted_again(self, engine: EngineMember, hello: EngineHello) -> None:
+        unseen = engine.greet(hello)
+        self._welcome(engine)
+        self._dispatcher.reconcile(engine, hello, unseen)
+        self._note(engine, f"connected again with {len(hello.requests)} requests")
+
+    def _taken_back(self, identity: Identity, now_s: float) -> EngineMember | None:
+        hello = self._engines.lost(identity)
+        if hello is not None:
+            self._greeted(identity, hello, now_s)
+        return self._engines.find(identity)
+
+    def _welcome(self, engine: EngineMember) -> None:
+        want_card = engine.hello.model.card_hash not in self._cards
+        welcome = EngineWelcome(PROTOCOL_VERSION, self._incarnation, engine.index, want_card)
+        self._outbox.to_engine(engine.identity, welcome)
+        self._send_clients_to(engine)
+
+    def _send_clients_to(self, engine: EngineMember) -> None:
+        if not engine.awaits_clients:
+            self._outbox.to_engine(engine.identity, self._clients.addresses())
+
+    def _note(self, engine: EngineMember, what: str) -> None:
+        self._outbox.add(Note(f"engine core {engine.hello.name} (index {engine.index}) {what}"))

@@ -1,0 +1,92 @@
+"""Entry of the coordinator's process: opens the sockets, runs the loop until a signal ends it."""
+
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import zmq
+
+from coordinator.cluster import ClusterState
+from coordinator.config import CoordinatorConfig
+from coordinator.loop import CoordinatorLoop, Sockets, ZmqSocket
+from coordinator.parts import Settings
+from protocol.identifiers import ClientIndex, new_incarnation
+from protocol.lifeline import Lifeline, Notice
+from protocol.malformed import MalformedCounter
+from protocol.sockets import SocketKind, open_socket
+
+logger = logging.getLogger("shoal.coordinator")
+
+CLIENT_INDEX_RANGE = 2**32
+CLIENT_INDEX_STRIDE = 2**16
+"""A coordinator gives indexes from a random multiple of the stride on: see ClientTable."""
+
+
+def run(config: CoordinatorConfig, lifeline: Lifeline) -> int:
+    """Serves until SIGTERM or SIGINT, then returns 0 at once: no stream passes through here, nothing is to be drained.
+
+    Raises AddressError for an address that may not be used, zmq.ZMQError for one that is taken.
+    """
+    with _stop_on_signals() as stop, _open_sockets(config, stop) as sockets:
+        logger.info("coordinator listens at %s, %s, %s", *_addresses(sockets))
+        lifeline.notify(Notice("ready"))
+        make_loop(config, sockets).run()
+        lifeline.notify(Notice("draining"))
+    logger.info("coordinator ends")
+    return 0
+
+
+def make_loop(config: CoordinatorConfig, sockets: Sockets) -> CoordinatorLoop:
+    """A loop around a core that knows nobody yet."""
+    settings = Settings(
+        incarnation=new_incarnation(),
+        first_client_index=ClientIndex(secrets.randbelow(CLIENT_INDEX_RANGE) * CLIENT_INDEX_STRIDE),
+        max_requests=config.max_requests,
+        heartbeat_timeout_s=config.heartbeat_timeout_s,
+    )
+    state = ClusterState(settings, time.monotonic())
+    return CoordinatorLoop(sockets, state, MalformedCounter(time.monotonic), time.monotonic)
+
+
+@contextlib.contextmanager
+def _open_sockets(config: CoordinatorConfig, stop: socket.socket) -> Iterator[Sockets]:
+    with zmq.Context() as context, contextlib.ExitStack() as stack:
+
+        def bind(kind: SocketKind, address: str) -> ZmqSocket:
+            return stack.enter_context(open_socket(context, kind, address)[0])
+
+        yield Sockets(
+            clients=bind(SocketKind.CLIENTS, config.clients_address),
+            engines=bind(SocketKind.ENGINES, config.engines_address),
+            cluster=bind(SocketKind.PUBLISHER, config.cluster_address),
+            stop=stop,
+        )
+
+
+def _addresses(sockets: Sockets) -> list[str]:
+    return [each.get_string(zmq.LAST_ENDPOINT) for each in (sockets.clients, sockets.engines, sockets.cluster)]
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[socket.socket]:
+    """A socket that becomes readable at SIGTERM or SIGINT: a signal wakes the poller, no handler does any work."""
+    readable, writable = socket.socketpair()
+    with readable, writable:
+        writable.setblocking(False)
+        previous = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous_fd = signal.set_wakeup_fd(writable.fileno())
+        try:
+            yield readable
+        finally:
+            signal.set_wakeup_fd(previous_fd)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """The wake-up socket has told the loop already."""
