@@ -1,0 +1,123 @@
+"""One request inside the engine core: its tokens, how many of them are in the KV cache, and its status."""
+
+import enum
+from array import array
+from collections import deque
+from collections.abc import Sequence as Tokens
+
+from protocol.messages import EngineCoreRequest, RequestKey
+
+HISTORY_LENGTH = 16
+"""Status changes kept for the message of an illegal move."""
+
+
+class Status(enum.Enum):
+    """Where a sequence stands."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    """Has a row: prefilling or decoding."""
+    PREEMPTED = enum.auto()
+    """Waits again: its row was taken, its tokens will be computed anew."""
+    FINISHED = enum.auto()
+
+
+_LEGAL_MOVES = {
+    Status.WAITING: {Status.RUNNING, Status.FINISHED},
+    Status.RUNNING: {Status.PREEMPTED, Status.FINISHED},
+    Status.PREEMPTED: {Status.RUNNING, Status.FINISHED},
+    Status.FINISHED: set(),
+}
+
+
+class IllegalMove(AssertionError):
+    """A bug of ours: a sequence was moved to a status that its present one does not lead to."""
+
+
+class Sequence:
+    """Changed by the scheduler only, and only through these methods.
+
+    Of its `num_tokens` known tokens the first `num_computed` are in the KV cache. All but the last known one are
+    prefilled; the last one is fed as a decode row, which yields the next.
+    """
+
+    def __init__(self, request: EngineCoreRequest, prompt: "array[int]", arrival: int, max_model_len: int) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.output: list[int] = []
+        self.num_computed = 0
+        self.row = -1
+        """Row of the KV cache while running, else -1."""
+        self.order = (request.priority, arrival)
+        """Who goes first: the smaller. `arrival` is unique in its engine core."""
+        self.most_kv_tokens = min(len(prompt) + request.sampling.max_tokens, max_model_len) - 1
+        """Most tokens of it that the KV cache will ever hold: the last sampled one is never fed."""
+        self._status = Status.WAITING
+        self._history: deque[Status] = deque([Status.WAITING], maxlen=HISTORY_LENGTH)
+
+    @property
+    def status(self) -> Status:
+        """Where it stands."""
+        return self._status
+
+    @property
+    def key(self) -> RequestKey:
+        """Request id and attempt."""
+        return self.request.key
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def prefill_left(self) -> int:
+        """Tokens to prefill before it can decode."""
+        return self.num_tokens - 1 - self.num_computed
+
+    def tokens(self, start: int, count: int) -> Tokens[int]:
+        """Known tokens `start` .. `start + count - 1`."""
+        stop, length = start + count, len(self.prompt)
+        if stop <= length:
+            return self.prompt[start:stop]
+        return [*self.prompt[start:], *self.output[max(start - length, 0) : stop - length]]
+
+    def admit(self, row: int) -> None:
+        """It gets an empty row."""
+        self._move(Status.RUNNING)
+        self.row = row
+
+    def preempt(self) -> None:
+        """It loses its row and what was computed there."""
+        self._move(Status.PREEMPTED)
+        self.row = -1
+        self.num_computed = 0
+
+    def finish(self) -> None:
+        """It ended, for whatever reason."""
+        self._move(Status.FINISHED)
+        self.row = -1
+
+    def prefilled(self, count: int) -> None:
+        """The next `count` tokens are in the KV cache now."""
+        assert 0 < count <= self.prefill_left, self
+        self.num_computed += count
+
+    def decoded(self, token_id: int) -> None:
+        """The last known token is in the KV cache now, and `token_id` was sampled after it."""
+        assert self.prefill_left == 0, self
+        self.num_computed += 1
+        self.output.append(token_id)
+
+    def _move(self, status: Status) -> None:
+        if status not in _LEGAL_MOVES[self._status]:
+            history = " > ".join(past.name for past in self._history)
+            raise IllegalMove(f"{self.key}: {history} > {status.name}")
+        self._status = status
+        self._history.append(status)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Sequence {self.key.request_id}/{self.key.attempt} {self._status.name} row {self.row}: "
+            f"{self.num_computed} computed of {len(self.prompt)} + {len(self.output)}>"
+        )

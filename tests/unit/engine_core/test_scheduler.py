@@ -1,0 +1,334 @@
+"""The scheduler, step by step, on a device that only checks the plans."""
+
+from array import array
+
+import pytest
+from token_device import TokenDevice, output_alone
+
+from engine_core import scheduler as scheduler_module
+from engine_core.scheduler import OutputsByClient, Scheduler, SchedulerLimits
+from protocol.identifiers import ClientIndex, RequestId
+from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestKey
+from protocol.sampling import SamplingParams
+
+CLIENT = ClientIndex(0)
+EOS = 1_000
+
+
+def limits(**changes: int) -> SchedulerLimits:
+    defaults = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 513,
+        "kv_capacity_tokens": 2_048,
+    }
+    return SchedulerLimits(**{**defaults, **changes})
+
+
+def request(name: str, tokens: int = 4, *, attempt: int = 0, priority: int = 0, client: int = 0, **sampling: object):
+    parameters = SamplingParams(**{"max_tokens": 3, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
+    prompt = array("I", [ord(name[0]) % 50, *range(1, tokens)])
+    return (
+        EngineCoreRequest(
+            RequestId(name),
+            ClientIndex(client),
+            attempt,
+            "m",
+            tokens,
+            parameters,
+            arrival_time_s=0.0,
+            priority=priority,
+        ),
+        prompt,
+    )
+
+
+class Bench:
+    """A scheduler and its device; collects the outputs of each request."""
+
+    def __init__(self, **changes: int) -> None:
+        self.limits = limits(**changes)
+        self.scheduler = Scheduler(self.limits, [EOS])
+        self.device = TokenDevice(
+            self.limits.kv_capacity_tokens, self.limits.max_num_seqs, self.limits.max_num_batched_tokens
+        )
+        self.outputs: dict[RequestKey, list[EngineCoreOutput]] = {}
+
+    def add(self, *args: object, **kwargs: object) -> RequestKey:
+        added, prompt = request(*args, **kwargs)  # type: ignore[arg-type]
+        self.collect(self.scheduler.add(added, prompt))
+        return added.key
+
+    def step(self) -> None:
+        plan = self.scheduler.plan()
+        self.scheduler.check_invariants()
+        self.collect(self.scheduler.update(self.device.run(plan)))
+        self.scheduler.check_invariants()
+
+    def run(self, most_steps: int = 2_000) -> None:
+        for _ in range(most_steps):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError("it does not come to an end")
+
+    def collect(self, outputs: OutputsByClient) -> None:
+        for outs in outputs.values():
+            for output in outs:
+                self.outputs.setdefault(output.key, []).append(output)
+
+    def tokens(self, key: RequestKey) -> list[int]:
+        return [token for output in self.outputs.get(key, []) for token in output.token_ids]
+
+    def last(self, key: RequestKey) -> EngineCoreOutput:
+        return self.outputs[key][-1]
+
+
+def test_a_request_gets_its_tokens_one_position_at_a_time() -> None:
+    bench = Bench()
+    key = bench.add("a", 40, max_tokens=5)
+    bench.run()
+    assert [(o.position, o.token_ids) for o in bench.outputs[key]] == [
+        (position, [token]) for position, token in enumerate(output_alone(request("a", 40)[1], 5))
+    ]
+    assert [o.finish_reason for o in bench.outputs[key]] == [None] * 4 + [FinishReason.LENGTH]
+    assert bench.scheduler.take_ended() == [key]
+    assert bench.device.rows == {}
+
+
+def test_a_prompt_that_fits_the_budget_yields_its_first_token_in_the_first_step() -> None:
+    bench = Bench(max_num_batched_tokens=16)
+    whole, one_more = bench.add("a", 16), RequestKey(RequestId("b"))
+    bench.step()
+    assert len(bench.tokens(whole)) == 1
+    bench = Bench(max_num_batched_tokens=16)
+    bench.add("b", 17)
+    bench.step()
+    assert bench.tokens(one_more) == []
+    bench.step()
+    assert len(bench.tokens(one_more)) == 1
+
+
+def test_a_long_prompt_does_not_stall_running_streams() -> None:
+    bench = Bench(max_num_batched_tokens=8)
+    stream = bench.add("a", 4, max_tokens=20)
+    bench.step()
+    bench.add("b", 100)
+    for step in range(1, 12):
+        bench.step()
+        assert len(bench.tokens(stream)) == step + 1
+
+
+def test_waiting_requests_are_admitted_by_priority_then_arrival() -> None:
+    bench = Bench(max_num_seqs=1)
+    keys = [bench.add("a"), bench.add("b"), bench.add("c", priority=-1), bench.add("d")]
+    bench.run()
+    ended = bench.scheduler.take_ended()
+    assert ended == [keys[2], keys[0], keys[1], keys[3]]
+
+
+def test_the_lowest_free_row_is_given_first() -> None:
+    bench = Bench()
+    short, longer = bench.add("a", max_tokens=1), bench.add("b", max_tokens=10)
+    bench.step()
+    assert bench.last(short).finish_reason is FinishReason.LENGTH
+    bench.add("c", max_tokens=10)
+    plan = bench.scheduler.plan()
+    assert plan.releases == [0]
+    assert [admission.row for admission in plan.admissions] == [0]
+    assert plan.kv_rows == 2
+    bench.scheduler.update(bench.device.run(plan))
+    assert longer not in bench.scheduler.take_ended()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "token", "reason", "stop_reason"),
+    [
+        ({}, EOS, FinishReason.STOP, None),
+        ({"ignore_eos": True}, EOS, None, None),
+        ({"stop_token_ids": (7,)}, 7, FinishReason.STOP, 7),
+        ({"stop_token_ids": (EOS,)}, EOS, FinishReason.STOP, None),
+        ({"stop_token_ids": (EOS,), "ignore_eos": True}, EOS, FinishReason.STOP, EOS),
+        ({}, 7, None, None),
+        ({"max_tokens": 1}, 7, FinishReason.LENGTH, None),
+        ({"max_tokens": 1}, EOS, FinishReason.STOP, None),
+    ],
+)
+def test_what_ends_a_request(
+    sampling: dict[str, object], token: int, reason: FinishReason | None, stop_reason: int | None
+) -> None:
+    scheduler = Scheduler(limits(), [EOS])
+    scheduler.add(*request("a", **sampling))
+    scheduler.plan()
+    [output] = scheduler.update([token])[CLIENT]
+    assert (output.token_ids, output.finish_reason, output.stop_reason) == ([token], reason, stop_reason)
+    assert scheduler.has_requests == (reason is None)
+
+
+def test_the_context_ends_a_request_with_length() -> None:
+    bench = Bench(max_model_len=20)
+    key = bench.add("a", 15, max_tokens=100)
+    bench.run()
+    assert len(bench.tokens(key)) == 5
+    assert bench.last(key).finish_reason is FinishReason.LENGTH
+
+
+def test_a_prompt_without_room_for_a_token_ends_at_once_with_the_numbers() -> None:
+    bench = Bench(max_model_len=20)
+    key = bench.add("a", 20)
+    [output] = bench.outputs[key]
+    assert output.finish_reason is FinishReason.ERROR
+    assert "20 tokens" in (output.error or "")
+    assert bench.scheduler.take_ended() == [key]
+    assert not bench.scheduler.has_work
+
+
+def test_a_request_beyond_the_waiting_limit_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "MAX_WAITING_REQUESTS", 2)
+    bench = Bench(max_num_seqs=1)
+    keys = [bench.add(name) for name in "abc"]
+    assert bench.last(keys[2]).finish_reason is FinishReason.ERROR
+    assert "2 requests wait" in (bench.last(keys[2]).error or "")
+    bench.run()
+    assert bench.tokens(keys[0])
+
+
+def test_a_refused_request_fails_alone() -> None:
+    bench = Bench()
+    good = bench.add("a")
+    bad, _ = request("b")
+    bench.collect(bench.scheduler.refuse(bad, "no"))
+    bench.run()
+    assert (bench.last(bad.key).finish_reason, bench.last(bad.key).error) == (FinishReason.ERROR, "no")
+    assert bench.last(good).finish_reason is FinishReason.LENGTH
+
+
+def test_no_output_follows_an_abort_even_of_a_plan_that_runs() -> None:
+    bench = Bench()
+    gone, stays = bench.add("a"), bench.add("b")
+    bench.step()
+    plan = bench.scheduler.plan()
+    bench.scheduler.abort([gone, RequestKey(RequestId("unknown"))])
+    bench.collect(bench.scheduler.update(bench.device.run(plan)))
+    assert len(bench.tokens(gone)) == 1
+    assert len(bench.tokens(stays)) == 2
+    assert bench.scheduler.take_ended() == [gone]
+    bench.run()
+    assert bench.device.rows == {}
+
+
+def test_a_client_that_is_gone_takes_its_requests_along() -> None:
+    bench = Bench(max_num_seqs=1)
+    running, waiting, other = bench.add("a", client=1), bench.add("b", client=1), bench.add("c", client=2)
+    bench.step()
+    bench.scheduler.drop_client(ClientIndex(1))
+    assert set(bench.scheduler.take_ended()) == {running, waiting}
+    bench.run()
+    assert len(bench.tokens(other)) == 3
+
+
+def test_a_duplicate_is_ignored() -> None:
+    bench = Bench()
+    key = bench.add("a")
+    bench.step()
+    bench.add("a")
+    bad, _ = request("a")
+    assert bench.scheduler.refuse(bad, "no") == {}
+    bench.run()
+    assert len(bench.tokens(key)) == 3
+    assert bench.scheduler.take_ended() == [key]
+
+
+def test_a_newer_attempt_replaces_the_older_silently_and_an_older_one_comes_to_nothing() -> None:
+    bench = Bench()
+    old = bench.add("a", attempt=1)
+    bench.step()
+    new = bench.add("a", attempt=2)
+    late = bench.add("a", attempt=0)
+    bench.run()
+    assert len(bench.tokens(old)) == 1
+    assert len(bench.tokens(new)) == 3
+    assert late not in bench.outputs
+    assert sorted(bench.scheduler.take_ended(), key=lambda key: key.attempt) == [late, old, new]
+
+
+def test_an_abort_of_an_older_attempt_leaves_the_newer_alone() -> None:
+    bench = Bench()
+    bench.add("a", attempt=1)
+    bench.scheduler.abort([RequestKey(RequestId("a"), 0)])
+    assert bench.scheduler.has_requests
+
+
+def test_the_youngest_of_the_lowest_priority_is_preempted_and_goes_on_as_if_nothing_had_happened() -> None:
+    bench = Bench(max_num_seqs=3, kv_capacity_tokens=1_536, max_model_len=700, max_num_batched_tokens=64)
+    keys = [
+        bench.add("a", 20, max_tokens=600),
+        bench.add("b", 20, max_tokens=600, priority=1),
+        bench.add("c", 20, max_tokens=600),
+    ]
+    bench.run()
+    for key, name in zip(keys, "abc", strict=True):
+        assert bench.tokens(key) == output_alone(request(name, 20)[1], 600)
+        assert [output.position for output in bench.outputs[key]] == list(range(600))
+    assert bench.scheduler.load().preemptions_total == 1
+    assert bench.scheduler.take_ended() == [keys[0], keys[2], keys[1]]
+
+
+def test_a_request_alone_in_a_high_row_moves_down_when_it_outgrows_the_cache() -> None:
+    bench = Bench(max_num_seqs=2, kv_capacity_tokens=1_024, max_model_len=700, max_num_batched_tokens=64)
+    bench.add("a", 10, max_tokens=2)
+    key = bench.add("b", 10, max_tokens=600)
+    bench.run()
+    assert bench.tokens(key) == output_alone(request("b", 10)[1], 600)
+    assert bench.scheduler.load().preemptions_total == 1
+
+
+def test_a_request_waits_while_the_running_ones_could_not_grow_beside_it() -> None:
+    bench = Bench(kv_capacity_tokens=512, max_model_len=500, max_num_batched_tokens=600, max_num_seqs=2)
+    bench.add("a", 200, max_tokens=290)
+    bench.add("b", 10)
+    bench.step()
+    assert (bench.scheduler.load().running, bench.scheduler.load().waiting) == (1, 1)
+    bench.run()
+    assert bench.scheduler.load().preemptions_total == 0
+
+
+def test_the_load_says_what_is_still_to_be_prefilled_and_what_was_done() -> None:
+    bench = Bench(max_num_seqs=1, max_num_batched_tokens=16)
+    bench.add("a", 41)
+    bench.add("b", 11)
+    assert bench.scheduler.load().queued_prefill_tokens == 50
+    bench.step()
+    load = bench.scheduler.load()
+    assert (load.running, load.waiting, load.queued_prefill_tokens) == (1, 1, 34)
+    assert (load.kv_used_tokens, load.kv_capacity_tokens) == (256, 2_048)
+    bench.run()
+    load = bench.scheduler.load()
+    assert (load.prompt_tokens_total, load.generation_tokens_total) == (52, 6)
+    assert load.finished_total == {"stop": 0, "length": 2, "abort": 0, "error": 0}
+    assert (load.running, load.waiting, load.queued_prefill_tokens, load.kv_used_tokens) == (0, 0, 0, 0)
+
+
+def test_the_end_of_all_is_told_to_every_client() -> None:
+    bench = Bench(max_num_seqs=1)
+    running, waiting = bench.add("a"), bench.add("b", client=1)
+    bench.step()
+    bench.collect(bench.scheduler.end_all("shut down"))
+    for key, position in ((running, 1), (waiting, 0)):
+        last = bench.last(key)
+        assert (last.finish_reason, last.error, last.position) == (FinishReason.ABORT, "shut down", position)
+    bench.run()
+    assert bench.device.rows == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_num_batched_tokens": 3}, "max_num_batched_tokens"),
+        ({"kv_capacity_tokens": 512, "max_model_len": 514}, "max_model_len"),
+        ({"kv_capacity_tokens": 100}, "smallest row"),
+    ],
+)
+def test_limits_under_which_requests_could_starve_are_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        limits(**changes)
