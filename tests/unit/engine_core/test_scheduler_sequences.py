@@ -30,6 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: list[RequestKey] = []
         self.plan: StepPlan | None = None
         self.numbers = 0
+        self.started = False
 
     @initialize(rows=st.integers(1, 4), budget=st.integers(4, 200), steps=st.integers(3, 8), room=st.integers(0, 64))
     def start(self, rows: int, budget: int, steps: int, room: int) -> None:
@@ -42,6 +43,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.device = TokenDevice(limits.kv_capacity_tokens, rows, budget)
         self.scheduler = Scheduler(limits, [EOS])
+        self.started = True
 
     @rule(
         prompt=st.one_of(
@@ -152,12 +154,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def state_is_sound(self) -> None:
-        if "scheduler" in self.__dict__:
+        if self.started:
             self.scheduler.check_invariants()
             self.ended += self.scheduler.take_ended()
 
     def teardown(self) -> None:
-        if "scheduler" not in self.__dict__:
+        if not self.started:
             return
         for _ in range(20_000):
             if not self.scheduler.has_work and self.plan is None:
@@ -167,13 +169,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended += self.scheduler.take_ended()
         assert not self.scheduler.has_requests, "it does not come to an end"
         assert self.device.rows == {}
-            (
-                self.scheduler.load().preemptions_total,
-                len(self.requests),
-                self.scheduler.load().generation_tokens_total,
-                len(self.silenced),
-            )
-        )
         assert self.scheduler.load().kv_used_tokens == 0
         assert sorted(self.ended, key=str) == sorted(self.requests, key=str), "not every request ended exactly once"
         for key in self.requests:
@@ -195,9 +190,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert tokens == expected
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestSchedulerMachine = SchedulerMachine.TestCase
-
-
-    print(PRE)
-    assert 0
