@@ -1,0 +1,296 @@
+"""The API server's way to the cluster: hands events to the client core and does what it says."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+import msgspec
+
+from api_server.card_store import CardStore
+from api_server.client_core import ClientCore
+from api_server.client_events import (
+    Abandon,
+    AdmissionTimedOut,
+    Admit,
+    ClientEvent,
+    Command,
+    Deliver,
+    Fail,
+    FailAll,
+    Forget,
+    Leave,
+    LinkDown,
+    NotSent,
+    Refuse,
+    SecondPassed,
+    Send,
+    Submit,
+)
+from api_server.cluster_view import ClusterView
+from api_server.collector import TokenCollector
+from api_server.generation_backend import AbortCause, Collector, GenerationFailed, Rejected
+from api_server.generation_metrics import GenerationObserver
+from api_server.links import Incoming, Links
+from api_server.metrics import Metrics
+from api_server.served_model import ServedModel
+from protocol.card import unpack_card
+from protocol.codec import Frame, pack_token_ids
+from protocol.errors import ProtocolError
+from protocol.identifiers import RequestId, new_request_id
+from protocol.malformed import MalformedCounter
+from protocol.messages import (
+    Card,
+    CardUnknown,
+    ClientHello,
+    ClientWelcome,
+    ClusterSnapshot,
+    EngineCoreRequest,
+    EngineUpdate,
+    FinishReason,
+    GetCard,
+    wall_clock_s,
+)
+from protocol.sampling import SamplingParams
+
+logger = logging.getLogger("shoal.api_server")
+
+
+class ClusterRefusedUs(Exception):
+    """The coordinator does not accept this process; trying again as it is would not help."""
+
+
+class _Generation:
+    """What belongs to a generation on this side of the client core."""
+
+    def __init__(self, request_id: RequestId, observer: GenerationObserver) -> None:
+        self.collector = TokenCollector(request_id)
+        self.observer = observer
+        self.admission: asyncio.Future[Rejected | None] = asyncio.get_running_loop().create_future()
+        """Done when the cluster has answered, in whichever way."""
+        self.abort_cause = AbortCause.DISCONNECT
+
+
+class EngineClient:
+    """Implements `generation_backend.GenerationBackend`. Runs on one event loop; owns all that it is made of."""
+
+    def __init__(
+        self,
+        links: Links,
+        hello: ClientHello,
+        admission_timeout_s: float,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock` only goes forward, in seconds."""
+        self._links = links
+        self._core = ClientCore(hello)
+        self._admission_timeout_s = admission_timeout_s
+        self._metrics = metrics
+        self._clock = clock
+        self._malformed = MalformedCounter(clock)
+        self.view = ClusterView()
+        self._cards = CardStore()
+        self._generations: dict[RequestId, _Generation] = {}
+        self._draining = False
+        self._builds: asyncio.TaskGroup | None = None
+
+    # --- for the routes ---------------------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        """See GenerationBackend."""
+        return self._draining
+
+    @property
+    def ready(self) -> bool:
+        """See GenerationBackend."""
+        return not self._draining and self.is_connected and self._cards.has_any(self.view.serving_card_hashes())
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a coordinator has welcomed us and is there."""
+        return self._core.is_welcomed
+
+    def model(self, name: str | None) -> ServedModel:
+        """See GenerationBackend."""
+        return self._cards.model(name)
+
+    def models(self) -> list[ServedModel]:
+        """See GenerationBackend."""
+        return self._cards.models()
+
+    async def submit(
+        self,
+        model: ServedModel,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int,
+        request_prefix: str,
+    ) -> Collector:
+        """See GenerationBackend."""
+        request_id = new_request_id(request_prefix)
+        observer = self._metrics.generation_began(model.name, len(prompt_ids), self._clock())
+        generation = self._generations[request_id] = _Generation(request_id, observer)
+        prompt = pack_token_ids(prompt_ids)
+        self._handle(Submit(request_id, model.name, prompt, sampling, wall_clock_s(), priority))
+        try:
+            await asyncio.wait((generation.admission,), timeout=self._admission_timeout_s)
+        except asyncio.CancelledError:
+            self.abort([generation.collector], AbortCause.DISCONNECT)
+            raise
+        if not generation.admission.done():
+            self._handle(AdmissionTimedOut(request_id))
+        rejected = generation.admission.result()
+        if rejected is not None:
+            raise rejected
+        return generation.collector
+
+    def abort(self, collectors: Sequence[Collector], cause: AbortCause) -> None:
+        """See GenerationBackend."""
+        request_ids = []
+        for collector in collectors:
+            assert isinstance(collector, TokenCollector)
+            generation = self._generations.get(collector.request_id)
+            if generation is not None:
+                generation.abort_cause = cause
+                request_ids.append(collector.request_id)
+        if request_ids:
+            self._handle(Abandon(request_ids))
+
+    # --- for the process --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Receives until it is cancelled. Raises (in a group) ClusterRefusedUs, or what a fault of ours raised."""
+        async with asyncio.TaskGroup() as self._builds:
+            await self._links.receive(self._take, self._drop)
+
+    def second_passed(self) -> None:
+        """To be called once a second: heartbeat, cards that are due, a snapshot that did not come."""
+        self._handle(SecondPassed())
+        self._look_after_cards()
+        if self.view.wants_snapshot:
+            self._links.subscribe_anew()
+
+    def start_draining(self) -> None:
+        """No longer ready."""
+        self._draining = True
+
+    def fail_all(self, message: str) -> None:
+        """Ends every generation with this error."""
+        self._handle(FailAll(message))
+
+    # --- what comes in ----------------------------------------------------------------------------------------
+
+    def _take(self, message: Incoming, buffers: Sequence[Frame]) -> None:
+        match message:
+            case ClusterSnapshot():
+                self.view.take_snapshot(message)
+                self._look_after_cards()
+            case EngineUpdate():
+                self._take_update(message)
+            case Card(card_hash):
+                self._take_card(card_hash, buffers)
+            case CardUnknown(card_hash):
+                self._cards.unknown(card_hash, self._clock())
+            case ClientWelcome():
+                self._handle(message)
+                self._cards.coordinator_changed(self._clock())
+                self._look_after_cards()
+                logger.info("connected to coordinator %s as client %d", message.incarnation, message.client_index)
+            case LinkDown():
+                self._handle(message)
+                logger.warning("connection to the coordinator lost")
+            case _:
+                self._handle(message)
+
+    def _take_update(self, update: EngineUpdate) -> None:
+        self.view.take_update(update)
+        if self.view.wants_snapshot:
+            self._links.subscribe_anew()
+
+    def _drop(self, error: ProtocolError) -> None:
+        self._malformed.drop(error)
+        self._metrics.count_malformed()
+
+    # --- model cards ------------------------------------------------------------------------------------------
+
+    def _look_after_cards(self) -> None:
+        now_s = self._clock()
+        self._cards.needed(self.view.card_hashes(), now_s)
+        if self._core.is_welcomed:
+            for card_hash in self._cards.to_ask_for(now_s):
+                self._links.send(GetCard(card_hash))  # one that cannot be sent is asked for again
+
+    def _take_card(self, card_hash: str, buffers: Sequence[Frame]) -> None:
+        if len(buffers) != 1:
+            self._drop(ProtocolError(f"a card with {len(buffers)} buffers instead of 1"))
+        elif self._cards.begin(card_hash):
+            assert self._builds is not None
+            self._builds.create_task(self._build(card_hash, buffers[0]), name="card")
+
+    async def _build(self, card_hash: str, packed: Frame) -> None:
+        try:
+            model = await asyncio.to_thread(lambda: ServedModel(unpack_card(packed, card_hash)))
+        except ProtocolError as error:
+            self._drop(error)
+            self._cards.fail(card_hash, self._clock())
+        else:
+            self._cards.finish(card_hash, model)
+            logger.info("model %s can be served (card %.12s)", model.name, card_hash)
+
+    # --- the client core --------------------------------------------------------------------------------------
+
+    def _handle(self, event: ClientEvent) -> None:
+        for command in self._core.handle(event, self._clock()):
+            self._perform(command)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Deliver():
+                self._deliver(command)
+            case Send(message, buffers):
+                if not self._links.send(message, buffers):
+                    self._explain_unsent(message)
+            case Admit(request_id):
+                self._generations[request_id].admission.set_result(None)
+            case Refuse(request_id, reason, text, retry_after_s):
+                self._refuse(request_id, Rejected(reason, text, retry_after_s))
+            case Fail(request_id, text, retryable):
+                generation = self._generations.pop(request_id)
+                generation.collector.fail(GenerationFailed(text, retryable))
+                self._metrics.generation_ended(generation.observer, FinishReason.ERROR, self._clock())
+            case Forget(request_id):
+                generation = self._generations.pop(request_id)
+                self._metrics.generation_given_up(generation.observer, generation.abort_cause, self._clock())
+            case Leave(reason=why):
+                raise ClusterRefusedUs(why)
+            case _:
+                assert_never(command)
+
+    def _deliver(self, delivery: Deliver) -> None:
+        generation = self._generations[delivery.request_id]
+        generation.collector.put(delivery)
+        now_s = self._clock()
+        generation.observer.delivered(len(delivery.token_ids), now_s)
+        if delivery.finish_reason is not None:
+            del self._generations[delivery.request_id]
+            self._metrics.generation_ended(generation.observer, delivery.finish_reason, now_s)
+
+    def _refuse(self, request_id: RequestId, rejected: Rejected) -> None:
+        self._generations.pop(request_id).admission.set_result(rejected)
+        self._metrics.generation_rejected(rejected.reason)
+
+    def _explain_unsent(self, message: msgspec.Struct) -> None:
+        """A send fails when the connection broke, which the core must hear first, or when the queue is full."""
+        for event in self._links.pending_connection_events():
+            self._take(event, ())
+        if isinstance(message, EngineCoreRequest):
+            self._handle(NotSent(message.request_id))
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        self._core.check_invariants()
+        self.view.check_invariants()
+        self._cards.check_invariants()
+        assert len(self._generations) == self._core.num_generations
