@@ -83,7 +83,7 @@ class ClientLink:
             case _:
                 assert_never(message)
 
-    def lose(self, identity: Identity, reason: str, may_return: bool) -> None:
+    def lose(self, identity: Identity, reason: str, may_return: bool = True) -> None:
         """Gives an API server up; the engine cores drop its requests. No effect when there is none of this identity."""
         client = self._clients.find(identity)
         if client is None:

@@ -12,9 +12,9 @@ any living member must have said Hello (the heartbeat timeout) it gives those wh
 submissions without an engine core wait; an engine core that works for API servers not seen yet is not sent Clients
 (it would drop their streams); engine cores that API servers ask for are not called lost.
 
-*Lost and found.* A member that was silent for too long is given up: it is dead for everybody else. When it is heard
-again after all, it is taken back in: an engine core is told to abort what it had, an API server is told that its
-engine cores have lost its requests.
+*Lost and found.* A member that is silent for too long, cannot be sent to or sends only rubbish is given up: it is dead
+for everybody else. When it is heard again after all, it is taken back in: an engine core is told to abort what it
+had, an API server is told that its engine cores have lost its requests.
 """
 
 import math
@@ -84,8 +84,8 @@ class ClusterState:
                     self._drop(Link.ENGINES, identity, str(error), now_s)
             case Garbage(link, identity, reason):
                 self._drop(link, identity, reason, now_s)
-            case Unreachable(link, identity, reason, connected):
-                self._links[link].lose(identity, reason, may_return=connected)
+            case Unreachable(link, identity, reason):
+                self._links[link].lose(identity, reason)
             case Subscribed():
                 self._publisher.membership_changed()
             case TurnEnded(drained):
@@ -107,7 +107,7 @@ class ClusterState:
         self._publisher.counts_changed(now_s)
         self._outbox.add(Drop(identity, reason))
         if self._liveness[link].garbage(identity):
-            self._links[link].lose(identity, "it sends nothing but malformed messages", may_return=False)
+            self._links[link].lose(identity, "it sends nothing but malformed messages")
 
     def _end_turn(self, drained: bool, now_s: float) -> None:
         if self._settling.is_due(now_s):
@@ -134,7 +134,7 @@ class ClusterState:
         for link, liveness in self._liveness.items():
             for identity in liveness.expired(now_s):
                 reason = f"not heard from for {self._heartbeat_timeout_s:g} s"
-                self._links[link].lose(identity, reason, may_return=True)
+                self._links[link].lose(identity, reason)
 
     def _view(self) -> ClusterView:
         return ClusterView(

@@ -181,16 +181,10 @@ class Dispatcher:
         """An engine core with this model has joined."""
         self._admission.served(model)
 
-    def adopt(self, engine: EngineMember, may_adopt: set[ClientIndex] | None) -> None:
-        """Takes over the requests of an engine core that an earlier coordinator knew.
-
-        `may_adopt`: the API servers there are; None while settling, when any may still come. Requests of others are
-        left out: the engine core drops them by itself when it is sent Clients.
-        """
+    def adopt(self, engine: EngineMember) -> None:
+        """Takes over, while settling, the requests of an engine core that an earlier coordinator knew."""
         unwanted = []
         for key, client_index, _ in engine.hello.requests:
-            if may_adopt is not None and client_index not in may_adopt:
-                continue
             if key in self._early_aborts or not self._adopt_one(engine, key, client_index):
                 unwanted.append(key)
         self._abort_on(engine, unwanted)

@@ -56,7 +56,7 @@ class EngineLink:
             case _:
                 assert_never(message)
 
-    def lose(self, identity: Identity, reason: str, may_return: bool) -> None:
+    def lose(self, identity: Identity, reason: str, may_return: bool = True) -> None:
         """Gives an engine core up, and with it its requests. No effect when there is none with this identity."""
         engine = self._engines.find(identity)
         if engine is None:
@@ -105,18 +105,18 @@ class EngineLink:
         self._dispatcher.retry_waiting(now_s)
 
     def _join(self, identity: Identity, hello: EngineHello) -> None:
-        was_lost = self._engines.lost(identity) is not None
+        is_inherited = self._settling.is_active and self._engines.lost(identity) is None
         self._engines.forget_lost(hello.name)
         self._displace(hello.name)
         engine = self._engines.join(identity, hello)
-        if self._settling.is_active and not was_lost:
+        if is_inherited:
             engine.await_clients({client for _, client, _ in hello.requests} - self._clients.indexes())
         self._welcome(engine)
         self._dispatcher.model_served(hello.model.name)
-        if was_lost:
-            self._dispatcher.reconcile(engine, hello, ())  # the table has none of it: all that it lists is aborted
+        if is_inherited:
+            self._dispatcher.adopt(engine)
         else:
-            self._dispatcher.adopt(engine, None if self._settling.is_active else self._clients.indexes())
+            self._dispatcher.reconcile(engine, hello, ())  # the table has none of it: all that it lists is aborted
         self._note(engine, f"joined with {len(hello.requests)} requests, model {hello.model.name}, pid {hello.pid}")
 
     def _displace(self, name: str) -> None:

@@ -55,8 +55,6 @@ class Unreachable(msgspec.Struct, frozen=True, gc=False):
     link: Link
     identity: Identity
     reason: str
-    connected: bool
-    """It has a connection but its queue is full: it may be heard again."""
 
 
 class Subscribed(msgspec.Struct, frozen=True, gc=False):

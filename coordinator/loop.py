@@ -157,8 +157,8 @@ class CoordinatorLoop:
         try:
             self._router[link].send_multipart([identity, *frames], zmq.NOBLOCK)
         except zmq.Again:
-            self._unreachable.append(Unreachable(link, identity, "it has stopped reading", connected=True))
+            self._unreachable.append(Unreachable(link, identity, "it has stopped reading"))
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._unreachable.append(Unreachable(link, identity, "its connection is gone", connected=False))
+            self._unreachable.append(Unreachable(link, identity, "its connection is gone"))

@@ -1,0 +1,188 @@
+"""A coordinator's core with invariants checked after every event, and members to talk to it."""
+
+import msgspec
+
+from coordinator.cluster import ClusterState
+from coordinator.events import (
+    Command,
+    Drop,
+    Event,
+    Forward,
+    FromClient,
+    FromEngine,
+    Identity,
+    Link,
+    Publish,
+    Send,
+    TurnEnded,
+    Unreachable,
+)
+from coordinator.parts import Settings
+from protocol.codec import AT_COORDINATOR_FROM_CLIENT, AT_COORDINATOR_FROM_ENGINE, Frame, encode, pack_token_ids
+from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Accepted,
+    Card,
+    ClientHello,
+    ClientToCoordinator,
+    EngineCoreRequest,
+    EngineHello,
+    EngineToCoordinator,
+    Load,
+    LoadReport,
+    Message,
+    ModelInfo,
+    ProcessExited,
+    Rejected,
+    RequestKey,
+)
+from protocol.sampling import SamplingParams
+
+TIMEOUT_S = 3.0
+MODEL = "small"
+FIRST_CLIENT_INDEX = ClientIndex(7000)
+
+
+def key(request_id: str, attempt: int = 0) -> RequestKey:
+    return RequestKey(RequestId(request_id), attempt)
+
+
+class Core:
+    """Drives a ClusterState; `commands` are those of the last event."""
+
+    def __init__(self, max_requests: int = 100, settled: bool = True, incarnation: str = "c1") -> None:
+        self.now_s = 100.0
+        settings = Settings(Incarnation(incarnation), FIRST_CLIENT_INDEX, max_requests, TIMEOUT_S)
+        self.state = ClusterState(settings, self.now_s)
+        self.commands: list[Command] = []
+        if settled:
+            self.wait(TIMEOUT_S)
+
+    def handle(self, event: Event) -> list[Command]:
+        self.commands = self.state.handle(event, self.now_s)
+        self.state.check_invariants()
+        return self.commands
+
+    def end_turn(self) -> list[Command]:
+        return self.handle(TurnEnded(drained=True))
+
+    def wait(self, seconds: float) -> list[Command]:
+        """Lets time pass with a turn at each deadline, as the loop does; returns all that was commanded."""
+        until_s = self.now_s + seconds
+        commands = self.end_turn()
+        while self.state.next_deadline_s() <= until_s:
+            self.now_s = max(self.now_s, self.state.next_deadline_s())
+            commands += self.end_turn()
+        self.now_s = until_s
+        return commands + self.end_turn()
+
+    def sent_to(self, identity: Identity, commands: list[Command] | None = None) -> list[Message]:
+        """The messages for a member among the last commands; a forwarded request is decoded."""
+        messages: list[Message] = []
+        for command in self.commands if commands is None else commands:
+            match command:
+                case Send(_, to, message) if to == identity:
+                    messages.append(message)
+                case Forward(Link.ENGINES, to, frames) if to == identity:
+                    messages.append(msgspec.msgpack.decode(frames[1], type=EngineCoreRequest))
+        return messages
+
+    def published(self, commands: list[Command] | None = None) -> list[Message]:
+        return [c.message for c in (self.commands if commands is None else commands) if isinstance(c, Publish)]
+
+    def drops(self) -> list[str]:
+        return [command.reason for command in self.commands if isinstance(command, Drop)]
+
+
+class FakeEngine:
+    """An engine core as the coordinator sees it."""
+
+    def __init__(self, core: Core, name: str = "engine-0", incarnation: str = "e1", model: str = MODEL) -> None:
+        self.core = core
+        self.name = name
+        self.incarnation = Incarnation(incarnation)
+        self.model = ModelInfo(model, f"hash-of-{model}", 2048)
+        self.pid = 4000
+        self.adds_received = 0
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(f"{self.name}/{self.incarnation}".encode())
+
+    def say(self, message: EngineToCoordinator, *buffers: Frame) -> list[Message]:
+        """Sends a message; returns what came back to this engine core."""
+        self.core.handle(FromEngine(self.identity, AT_COORDINATOR_FROM_ENGINE.decode(encode(message, *buffers))))
+        return self.core.sent_to(self.identity)
+
+    def hello(self, *requests: tuple[RequestKey, ClientIndex, int], version: int = PROTOCOL_VERSION) -> list[Message]:
+        return self.say(
+            EngineHello(version, self.name, self.incarnation, self.pid, self.model, requests=list(requests))
+        )
+
+    def report(
+        self, load: Load | None = None, adds_received: int = 0, finished: list[RequestKey] | None = None
+    ) -> None:
+        self.say(LoadReport(load or Load(), adds_received, finished or []))
+
+    def card(self) -> None:
+        self.say(Card(self.model.card_hash), b"packed card")
+
+    def unreachable(self) -> None:
+        self.core.handle(Unreachable(Link.ENGINES, self.identity, "gone"))
+
+
+class FakeClient:
+    """An API server as the coordinator sees it."""
+
+    def __init__(self, core: Core, name: str = "api-0", incarnation: str = "a1") -> None:
+        self.core = core
+        self.name = name
+        self.incarnation = Incarnation(incarnation)
+        self.pid = 5000
+        self.index = ClientIndex(-1)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(f"{self.name}/{self.incarnation}".encode())
+
+    def say(self, message: ClientToCoordinator, *buffers: Frame) -> list[Message]:
+        """Sends a message; returns what came back to this API server."""
+        self.core.handle(FromClient(self.identity, AT_COORDINATOR_FROM_CLIENT.decode(encode(message, *buffers))))
+        return self.core.sent_to(self.identity)
+
+    def hello(
+        self, *engines: tuple[EngineIndex, Incarnation], index: int | None = None, version: int = PROTOCOL_VERSION
+    ) -> list[Message]:
+        claimed = self.index if index is None else ClientIndex(index)
+        hello = ClientHello(
+            version, self.name, self.incarnation, f"ipc:///run/{self.name}", self.pid, claimed, list(engines)
+        )
+        answer = self.say(hello)
+        for message in answer:
+            self.index = getattr(message, "client_index", self.index)
+        return answer
+
+    def request(self, request_id: str, tokens: int = 10, attempt: int = 0, model: str = MODEL) -> EngineCoreRequest:
+        return EngineCoreRequest(
+            RequestId(request_id), self.index, attempt, model, tokens, SamplingParams(max_tokens=8), 0.0
+        )
+
+    def submit(
+        self, request_id: str, tokens: int = 10, attempt: int = 0, model: str = MODEL
+    ) -> Accepted | Rejected | None:
+        """Submits; returns the answer, None while it waits."""
+        self.say(self.request(request_id, tokens, attempt, model), pack_token_ids(range(tokens)))
+        answers = [m for m in self.core.sent_to(self.identity) if isinstance(m, Accepted | Rejected)]
+        assert len(answers) <= 1
+        return answers[0] if answers else None
+
+    def abort(self, *keys: RequestKey) -> None:
+        self.say(Abort(list(keys)))
+
+    def exited(self, name: str, pid: int) -> None:
+        """What the supervisor says; over this API server's connection, for want of another."""
+        self.core.handle(
+            FromClient(Identity(b"supervisor"), AT_COORDINATOR_FROM_CLIENT.decode(encode(ProcessExited(name, pid))))
+        )

@@ -1,0 +1,330 @@
+"""Who is in the cluster: Hello, Welcome, Refused, death, silence, return."""
+
+import pytest
+from core_fixture import FIRST_CLIENT_INDEX, TIMEOUT_S, Core, FakeClient, FakeEngine, key
+
+from coordinator import clients, engines, liveness
+from coordinator.events import Command, Garbage, Identity, Link, Note, Subscribed, TurnEnded, Unreachable
+from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Accepted,
+    ClientAddress,
+    Clients,
+    ClientWelcome,
+    EngineCoreRequest,
+    EngineHello,
+    EngineLost,
+    EngineWelcome,
+    Heartbeat,
+    Load,
+    LoadReport,
+    Refused,
+    Rejected,
+    RejectReason,
+)
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+def test_an_engine_core_is_welcomed_with_its_index_and_the_api_servers(core: Core) -> None:
+    client = FakeClient(core)
+    client.hello()
+    assert FakeEngine(core).hello() == [
+        EngineWelcome(PROTOCOL_VERSION, Incarnation("c1"), EngineIndex(0), want_card=True),
+        Clients([ClientAddress(client.index, "ipc:///run/api-0")]),
+    ]
+
+
+def test_engine_cores_get_different_indexes_and_keep_theirs_over_a_restart(core: Core) -> None:
+    FakeEngine(core, "engine-a").hello()
+    second = FakeEngine(core, "engine-b")
+    assert second.hello()[0].engine_index == 1  # type: ignore[attr-defined]
+    second.unreachable()
+    restarted = FakeEngine(core, "engine-b", incarnation="e2")
+    assert restarted.hello()[0].engine_index == 1  # type: ignore[attr-defined]
+
+
+def test_clients_reaches_the_engine_cores_before_a_new_api_server_is_welcomed(core: Core) -> None:
+    engine = FakeEngine(core)
+    engine.hello()
+    client = FakeClient(core)
+    client.hello()
+    sent = [c.message for c in core.commands if hasattr(c, "message")]
+    assert [type(message) for message in sent] == [Clients, ClientWelcome]
+    assert client.index == FIRST_CLIENT_INDEX
+
+
+def test_api_servers_never_share_an_index(core: Core) -> None:
+    first, second, third = (FakeClient(core, f"api-{i}") for i in range(3))
+    first.hello()
+    second.hello(index=FIRST_CLIENT_INDEX)  # claims what is taken
+    third.hello(index=FIRST_CLIENT_INDEX + 2)  # claims what is free
+    fourth = FakeClient(core, "api-3")
+    fourth.hello()
+    assert len({each.index for each in (first, second, third, fourth)}) == 4
+    assert third.index == FIRST_CLIENT_INDEX + 2
+
+
+@pytest.mark.parametrize("kind", [FakeEngine, FakeClient])
+def test_another_protocol_version_is_refused_naming_both(core: Core, kind: type[FakeEngine | FakeClient]) -> None:
+    (refused,) = kind(core).hello(version=PROTOCOL_VERSION + 1)
+    assert isinstance(refused, Refused)
+    assert f"version {PROTOCOL_VERSION + 1}" in refused.reason
+    assert f"version {PROTOCOL_VERSION}:" in refused.reason
+
+
+def test_members_beyond_the_limit_are_refused(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.engine_link.MAX_ENGINES", 1)
+    monkeypatch.setattr("coordinator.client_link.MAX_CLIENTS", 1)
+    FakeEngine(core, "engine-0").hello()
+    FakeClient(core, "api-0").hello()
+    assert isinstance(FakeEngine(core, "engine-1").hello()[0], Refused)
+    assert isinstance(FakeClient(core, "api-1").hello()[0], Refused)
+    assert isinstance(FakeEngine(core, "engine-0", "e2").hello()[0], EngineWelcome), "a restart takes its own place"
+
+
+def test_a_hello_under_another_identity_is_dropped(core: Core) -> None:
+    liar = FakeEngine(core)
+    hello = EngineHello(PROTOCOL_VERSION, "engine-1", liar.incarnation, 1, liar.model)
+    assert liar.say(hello) == []
+    assert core.drops() == ["engines: a Hello under another's identity"]
+
+
+def test_what_comes_before_hello_is_dropped_and_counted(core: Core) -> None:
+    FakeEngine(core).report()
+    assert core.drops() == ["engines: LoadReport before Hello"]
+    FakeClient(core).submit("r1")
+    assert core.drops() == ["clients: EngineCoreRequest before Hello"]
+    core.handle(Garbage(Link.CLUSTER, Identity(b""), "cluster: nonsense"))
+    (snapshot,) = core.published(core.wait(1.0))
+    assert snapshot.malformed_total == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sign", ["unreachable", "exited", "silent", "restarted"])
+def test_a_lost_engine_core_is_told_to_every_api_server(core: Core, sign: str) -> None:
+    engine, busy, idle = FakeEngine(core), FakeClient(core, "api-0"), FakeClient(core, "api-1")
+    for member in (engine, busy, idle):
+        member.hello()
+    busy.submit("r1")
+    commands = _lose_engine(core, engine, busy, idle, sign)
+    for client in (busy, idle):
+        (lost,) = core.sent_to(client.identity, commands)
+        assert isinstance(lost, EngineLost)
+        assert (lost.engine_index, lost.incarnation) == (EngineIndex(0), engine.incarnation)
+
+
+def _lose_engine(core: Core, engine: FakeEngine, busy: FakeClient, idle: FakeClient, sign: str) -> list[Command]:
+    match sign:
+        case "unreachable":
+            engine.unreachable()
+        case "exited":
+            busy.exited(engine.name, engine.pid)
+        case "restarted":
+            FakeEngine(core, engine.name, "e2").hello()
+        case "silent":
+            core.wait(TIMEOUT_S - 0.5)
+            busy.say(Heartbeat())
+            idle.say(Heartbeat())
+            return core.wait(1.0)
+    return core.commands
+
+
+@pytest.mark.parametrize("sign", ["unreachable", "exited", "silent", "restarted"])
+def test_a_lost_api_server_is_told_to_every_engine_core(core: Core, sign: str) -> None:
+    engine, client, other = FakeEngine(core), FakeClient(core, "api-0"), FakeClient(core, "api-1")
+    for member in (engine, client, other):
+        member.hello()
+    client.submit("r1")
+    commands = _lose_client(core, engine, client, other, sign)
+    told = [m for m in core.sent_to(engine.identity, commands) if isinstance(m, Clients)]
+    assert [address.client_index for address in told[0].clients] == [other.index]
+    (snapshot,) = core.published(core.end_turn()) or core.published(commands)
+    assert [engine.requests for engine in snapshot.engines] == [0]  # type: ignore[attr-defined]
+
+
+def _lose_client(core: Core, engine: FakeEngine, client: FakeClient, other: FakeClient, sign: str) -> list[Command]:
+    match sign:
+        case "unreachable":
+            core.handle(Unreachable(Link.CLIENTS, client.identity, "gone"))
+        case "exited":
+            other.exited(client.name, client.pid)
+        case "restarted":
+            FakeClient(core, client.name, "a2").hello()
+        case "silent":
+            core.wait(TIMEOUT_S - 0.5)
+            other.say(Heartbeat())
+            engine.report()
+            return core.wait(1.0)
+    return core.commands
+
+
+def test_a_process_that_exited_is_not_mistaken_for_its_successor(core: Core) -> None:
+    client, engine = FakeClient(core), FakeEngine(core, incarnation="e2")
+    client.hello()
+    engine.hello()
+    client.exited(engine.name, engine.pid + 1)
+    assert core.commands == []
+    assert isinstance(client.submit("r1"), Accepted)
+
+
+def test_the_older_of_two_processes_of_one_name_is_told_to_end(core: Core) -> None:
+    old, new = FakeEngine(core, incarnation="e1"), FakeEngine(core, incarnation="e2")
+    old.hello()
+    new.hello()
+    assert [type(message) for message in core.sent_to(old.identity)] == [Refused]
+    old.report()
+    assert core.drops() == ["engines: LoadReport before Hello"]
+
+
+def test_a_silent_engine_core_that_is_heard_again_is_taken_back_without_its_requests(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    client.submit("r1")
+    core.wait(TIMEOUT_S - 0.5)
+    client.say(Heartbeat())
+    core.wait(1.0)
+    assert isinstance(client.submit("r2"), Rejected)
+    answer = engine.say(LoadReport(Load(running=1), adds_received=1))
+    assert [type(message) for message in answer] == [EngineWelcome, Clients, Abort]
+    assert answer[2] == Abort([key("r1")])
+    assert isinstance(client.submit("r3"), Accepted)
+
+
+def test_a_silent_api_server_that_is_heard_again_learns_that_its_requests_are_lost(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    client.submit("r1")
+    index = client.index
+    core.wait(TIMEOUT_S - 0.5)
+    engine.report()
+    core.wait(1.0)
+    answer = client.say(Heartbeat())
+    assert [type(message) for message in answer] == [ClientWelcome, EngineLost]
+    assert answer[0].client_index == index  # type: ignore[attr-defined]
+    assert isinstance(client.submit("r1", attempt=1), Accepted)
+
+
+def test_nobody_is_given_up_when_the_coordinator_itself_was_stopped(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    core.end_turn()
+    core.now_s += 60.0
+    core.end_turn()
+    assert not core.sent_to(client.identity)
+    assert isinstance(client.submit("r1"), Accepted)
+
+
+def test_nobody_is_given_up_while_messages_are_left_in_the_sockets(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    core.now_s += TIMEOUT_S + 0.1
+    core.handle(TurnEnded(drained=False))
+    assert not core.sent_to(client.identity)
+    core.handle(TurnEnded(drained=True))
+    assert any(isinstance(command, Note) and "not heard from" in command.text for command in core.commands)
+
+
+def test_a_member_that_sends_rubbish_now_and_then_stays(core: Core) -> None:
+    engine = FakeEngine(core)
+    engine.hello()
+    for _ in range(5):
+        for _ in range(liveness.MAX_GARBAGE_IN_A_ROW - 1):
+            core.handle(Garbage(Link.ENGINES, engine.identity, "rubbish"))
+        engine.report()
+    assert not core.drops()
+
+
+def test_a_member_that_sends_nothing_but_rubbish_is_dropped(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    for _ in range(liveness.MAX_GARBAGE_IN_A_ROW):
+        core.handle(Garbage(Link.ENGINES, engine.identity, "rubbish"))
+    assert [type(message) for message in core.sent_to(client.identity)] == [EngineLost]
+
+
+def test_an_engine_core_on_a_new_connection_keeps_its_requests_and_gets_lost_ones_again(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    for request_id in ("done", "runs", "aborted", "lost"):
+        client.submit(request_id)
+    engine.report(adds_received=3)
+    client.abort(key("aborted"))
+    answer = engine.hello((key("runs"), client.index, 10), (key("aborted"), client.index, 10))
+    welcome, told, aborted, again = answer
+    assert isinstance(welcome, EngineWelcome) and isinstance(told, Clients)
+    assert aborted == Abort([key("aborted")])
+    assert isinstance(again, EngineCoreRequest) and again.request_id == "lost"
+    assert not core.sent_to(client.identity), "no stream noticed"
+    engine.report(adds_received=1, finished=[key("runs"), key("lost")])
+    assert _requests(core) == [0]
+
+
+def _requests(core: Core) -> list[int]:
+    core.handle(Subscribed())
+    (snapshot,) = core.published(core.end_turn())
+    return [engine.requests for engine in snapshot.engines]  # type: ignore[attr-defined]
+
+
+def test_an_api_server_on_a_new_connection_keeps_its_requests_and_learns_of_losses(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    client.submit("r1")
+    gone = (EngineIndex(5), Incarnation("gone"))
+    answer = client.hello((EngineIndex(0), engine.incarnation), gone)
+    assert [type(message) for message in answer] == [ClientWelcome, EngineLost]
+    assert answer[1].incarnation == "gone"  # type: ignore[attr-defined]
+    assert _requests(core) == [1]
+
+
+def test_lost_members_are_remembered_up_to_a_limit(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "MAX_LOST", 2)
+    monkeypatch.setattr(clients, "MAX_LOST", 2)
+    for number in range(5):
+        FakeEngine(core, f"engine-{number}").hello()
+        FakeClient(core, f"api-{number}").hello()
+    core.wait(2 * TIMEOUT_S)
+    FakeEngine(core, "engine-0").report()
+    assert core.drops()
+    FakeEngine(core, "engine-4").report()
+    assert not core.drops()
+    assert FakeClient(core, "api-4").say(Heartbeat())
+
+
+def test_names_keep_their_index_up_to_a_limit(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "MAX_NAMES", 3)
+    for number in range(10):
+        engine = FakeEngine(core, f"engine-{number}")
+        engine.hello()
+        engine.unreachable()
+    FakeEngine(core, "engine-9").hello()
+
+
+def test_joins_and_losses_are_noted_for_the_log(core: Core) -> None:
+    engine = FakeEngine(core)
+    engine.hello()
+    assert any(isinstance(command, Note) and "engine-0" in command.text for command in core.commands)
+    engine.unreachable()
+    assert any(isinstance(command, Note) and "lost" in command.text for command in core.commands)
+
+
+def test_no_engine_core_left_means_no_engine_not_unknown_model(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    engine.unreachable()
+    rejected = client.submit("r1")
+    assert isinstance(rejected, Rejected) and rejected.reason is RejectReason.NO_ENGINE
+    assert rejected.retry_after_s > 0
+    assert client.index == ClientIndex(FIRST_CLIENT_INDEX)
