@@ -6,8 +6,8 @@ from pathlib import Path
 import mlx.core as mx
 import msgspec
 
-from engine_core.model_folder import ModelLoadError
-from engine_core.slot_shape import LENGTH_STEP
+from engine_core.device import ModelRefused
+from engine_core.kv_budget import KV_LENGTH_STEP
 
 USABLE_SHARE = 0.6
 """Of the device's memory, for weights and KV cache; the rest is for activations, the system and other processes."""
@@ -31,24 +31,24 @@ class CacheCost(msgspec.Struct, frozen=True):
 
 
 def capacity_tokens(cost: CacheCost, budget_bytes: int, max_rows: int) -> int:
-    """Most rows x length that fit in the budget, a multiple of LENGTH_STEP. Raises ModelLoadError when it is 0."""
+    """Most rows x length that fit in the budget, a multiple of KV_LENGTH_STEP. Raises ModelRefused when it is 0."""
     for_tokens = budget_bytes - max_rows * cost.bytes_per_row
     tokens = for_tokens // max(1, cost.bytes_per_token + cost.largest_layer_bytes_per_token)
-    if tokens < LENGTH_STEP:
-        raise ModelLoadError(
+    if tokens < KV_LENGTH_STEP:
+        raise ModelRefused(
             f"{budget_bytes} bytes of KV cache are too few for {max_rows} sequences: "
             "give more with kv_cache_memory_bytes, or lower max_num_seqs"
         )
-    return tokens // LENGTH_STEP * LENGTH_STEP
+    return tokens // KV_LENGTH_STEP * KV_LENGTH_STEP
 
 
 def kv_budget_bytes(configured: int | None, memory_bytes: int, weight_bytes: int) -> int:
-    """Bytes for the KV cache. Raises ModelLoadError when the weights leave nothing."""
+    """Bytes for the KV cache. Raises ModelRefused when the weights leave nothing."""
     if configured is not None:
         return configured
     budget = int(memory_bytes * USABLE_SHARE) - weight_bytes
     if budget <= 0:
-        raise ModelLoadError(
+        raise ModelRefused(
             f"the weights take {weight_bytes} bytes, which leaves nothing of {USABLE_SHARE:.0%} of the device's "
             f"{memory_bytes} bytes for the KV cache: serve a smaller model, or set kv_cache_memory_bytes"
         )

@@ -1,14 +1,14 @@
 """The MLX device: a loaded model, its KV cache and its sampler, run step by step from one thread."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import msgspec
 
 from engine_core.config import EngineCoreConfig
-from engine_core.device import StepPlan
+from engine_core.device import ModelRefused, OnProgress, OpenedModel, StepPlan
 from engine_core.device_memory import (
     CacheCost,
     capacity_tokens,
@@ -18,7 +18,7 @@ from engine_core.device_memory import (
 )
 from engine_core.mlx_lm_adapter import ModelTrace, load_weights, trace_model, weight_bytes
 from engine_core.model_card import read_model_card
-from engine_core.model_folder import ModelLoadError, check_model_folder
+from engine_core.model_folder import check_model_folder
 from engine_core.model_runner import LanguageModel, ModelRunner, PlanError
 from engine_core.row_runner import RowRunner
 from engine_core.sampler import Sampler
@@ -82,17 +82,10 @@ class MlxDevice:
         self._sampler.check_invariants()
 
 
-class OpenedModel(msgspec.Struct, frozen=True):
-    """A model ready to run."""
-
-    device: MlxDevice
-    card: ModelCard
-
-
-def open_mlx_device(config: EngineCoreConfig, on_progress: Callable[[float, str], None]) -> OpenedModel:
+def open_mlx_device(config: EngineCoreConfig, on_progress: OnProgress) -> OpenedModel:
     """Loads `config.model` on the calling thread, which is the one that must run it.
 
-    `on_progress` gets the share loaded, 0 to 1, and what is being loaded. Raises ModelLoadError.
+    `on_progress` gets the share loaded, 0 to 1, and what is being loaded. Raises ModelRefused.
     """
     folder = Path(config.model).expanduser().resolve()
     check_model_folder(folder)
@@ -136,11 +129,11 @@ def _slot_cost(cost: CacheCost) -> CacheCost:
 
 
 def _fitted(card: ModelCard, capacity: int, configured: int | None) -> ModelCard:
-    """The card with max_model_len lowered to what the KV cache holds. Raises ModelLoadError where it was asked for."""
+    """The card with max_model_len lowered to what the KV cache holds. Raises ModelRefused where it was asked for."""
     if card.max_model_len <= capacity:
         return card
     if configured is not None:
-        raise ModelLoadError(
+        raise ModelRefused(
             f"max_model_len {configured} does not fit the KV cache of {capacity} tokens: "
             "lower it, or give more with kv_cache_memory_bytes"
         )

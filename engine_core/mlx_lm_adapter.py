@@ -12,7 +12,7 @@ no tokenizer. So torch is made invisible while mlx-lm is imported.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ import mlx.nn as nn
 import msgspec
 from mlx.utils import tree_flatten
 
+from engine_core.device import ModelRefused, OnProgress
 from engine_core.device_memory import CacheCost
-from engine_core.model_folder import ModelLoadError
 from engine_core.slot_buffers import LayerLayout
 
 
 @contextmanager
-def _invisible(package: str) -> Iterator[None]:
+def invisible(package: str) -> Iterator[None]:
     """Lets `package` look as if it were not installed, unless it is loaded already.
 
     None in sys.modules is Python's own way to say so: import raises ModuleNotFoundError, find_spec finds nothing.
@@ -43,7 +43,7 @@ def _invisible(package: str) -> Iterator[None]:
         del sys.modules[package]
 
 
-with _invisible("torch"):
+with invisible("torch"):
     from mlx_lm.models.cache import (
         ArraysCache,
         CacheList,
@@ -64,17 +64,22 @@ Cache = Sequence[Any]
 """A prompt cache of mlx-lm: one cache object a layer, or what the model's make_cache gives."""
 
 
-def load_weights(folder: Path, on_progress: Callable[[float, str], None]) -> Any:
+def load_weights(folder: Path, on_progress: OnProgress) -> Any:
     """The model in `folder`, its weights in memory in the dtype they are stored in.
 
-    `on_progress` gets the share of bytes loaded and the last weight's name. Raises ModelLoadError for a folder that
+    `on_progress` gets the share of bytes loaded and the last weight's name. Raises ModelRefused for a folder that
     mlx-lm cannot serve. A model_file (Python code in the folder) is never run.
     """
     try:
         model, _ = load_model(folder, lazy=True)
+        maybe_set_recommended_wired_limit()
+        _evaluate_weights(model, on_progress)
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-        raise ModelLoadError(f"mlx-lm cannot load {folder}: {error}") from error
-    maybe_set_recommended_wired_limit()
+        raise ModelRefused(f"mlx-lm cannot load {folder}: {error}") from error
+    return model
+
+
+def _evaluate_weights(model: Any, on_progress: OnProgress) -> None:
     weights = tree_flatten(model.parameters())
     total_bytes = max(1, sum(weight.nbytes for _, weight in weights))
     loaded_bytes = 0
@@ -82,7 +87,6 @@ def load_weights(folder: Path, on_progress: Callable[[float, str], None]) -> Any
         mx.eval(weight)
         loaded_bytes += weight.nbytes
         on_progress(loaded_bytes / total_bytes, name)
-    return model
 
 
 def weight_bytes(model: Any) -> int:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import msgspec
 
+from engine_core.device import ModelRefused
 from engine_core.model_folder import (
     BosSetting,
     GenerationConfig,
     ModelConfig,
-    ModelLoadError,
     TemplateFile,
     TokenizerFile,
     as_ids,
@@ -28,7 +28,7 @@ UNSTATED_CONTEXT_LENGTH = 32_768
 def read_model_card(folder: Path, name: str, vocab_size: int, max_model_len: int | None) -> ModelCard:
     """The card of the model in `folder`, which `check_model_folder` has passed.
 
-    `vocab_size` is that of the loaded model; `max_model_len` the configured one. Raises ModelLoadError.
+    `vocab_size` is that of the loaded model; `max_model_len` the configured one. Raises ModelRefused.
     """
     config = read_json(folder / "config.json", ModelConfig)
     generation = read_json(folder / "generation_config.json", GenerationConfig)
@@ -56,7 +56,7 @@ def _model_length(stated: int | None, configured: int | None) -> int:
         logger.info("the model states no context length: max_model_len is %d", length)
         return length
     if configured is not None and configured > stated:
-        raise ModelLoadError(f"max_model_len {configured} is more than the model's context length of {stated} tokens")
+        raise ModelRefused(f"max_model_len {configured} is more than the model's context length of {stated} tokens")
     return configured or stated
 
 

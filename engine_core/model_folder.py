@@ -5,9 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-
-class ModelLoadError(Exception):
-    """The model cannot be served from here; the message says why, and what to do where that is known."""
+from engine_core.device import ModelRefused
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -99,33 +97,33 @@ def as_ids(ids: int | list[int] | None) -> set[int]:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raises ModelLoadError unless `folder` has what every model folder must have."""
+    """Raises ModelRefused unless `folder` has what every model folder must have."""
     if not folder.is_dir():
-        raise ModelLoadError(f"{folder} is not a model folder: there is no such directory")
+        raise ModelRefused(f"{folder} is not a model folder: there is no such directory")
     for name, purpose in (("config.json", "the architecture"), ("tokenizer.json", "the tokenizer")):
         if not (folder / name).is_file():
-            raise ModelLoadError(f"{folder} has no {name} ({purpose}); Shoal needs the Hugging Face layout")
+            raise ModelRefused(f"{folder} has no {name} ({purpose}); Shoal needs the Hugging Face layout")
     if not any(folder.glob("model*.safetensors")):
-        raise ModelLoadError(f"{folder} has no weights (model*.safetensors)")
+        raise ModelRefused(f"{folder} has no weights (model*.safetensors)")
 
 
 def read_text(path: Path) -> str:
-    """The file's text. Raises ModelLoadError when it is not UTF-8 or cannot be read."""
+    """The file's text. Raises ModelRefused when it is not UTF-8 or cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelLoadError(f"{path.name}: {error}") from error
+        raise ModelRefused(f"{path.name}: {error}") from error
 
 
 def read_json(path: Path, kind: type[T]) -> T:
-    """The JSON file as `kind`; a file that is not there reads as `{}`. Raises ModelLoadError when it is wrong."""
+    """The JSON file as `kind`; a file that is not there reads as `{}`. Raises ModelRefused when it is wrong."""
     text = read_text(path) if path.is_file() else "{}"
     return parse_json(text, kind, path.name)
 
 
 def parse_json(text: str, kind: type[T], name: str) -> T:
-    """`text`, from the file `name`, as `kind`. Raises ModelLoadError."""
+    """`text`, from the file `name`, as `kind`. Raises ModelRefused."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
-        raise ModelLoadError(f"{name}: {error}") from error
+        raise ModelRefused(f"{name}: {error}") from error

@@ -30,8 +30,7 @@ class PenaltyCounts:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._slot_of_row: dict[int, int] = {}
-        self._in_prompt = mx.zeros((0, vocab_size), mx.bool_)
-        self._in_output = mx.zeros((0, vocab_size), mx.int32)
+        self._in_prompt, self._in_output = _no_counts(vocab_size)
 
     def admit(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Counts a sequence from its start; tokens must be below the vocabulary's size."""
@@ -52,7 +51,7 @@ class PenaltyCounts:
         """Forgets a row, if it has counts; the last one frees the memory."""
         self._slot_of_row.pop(row, None)
         if not self._slot_of_row:
-            self._in_prompt, self._in_output = self._in_prompt[:0], self._in_output[:0]
+            self._in_prompt, self._in_output = _no_counts(self._vocab_size)
 
     def apply(self, logits: mx.array, batch: PenaltyRows) -> mx.array:
         """The logits, float32 [batch, vocabulary], with the penalties of these rows taken off.
@@ -89,6 +88,11 @@ class PenaltyCounts:
         assert len(set(slots)) == len(slots)
         assert all(slot < self._in_output.shape[0] for slot in slots)
         assert self._in_prompt.shape == self._in_output.shape
+
+
+def _no_counts(vocab_size: int) -> tuple[mx.array, mx.array]:
+    """Arrays of their own: an empty slice would keep the memory that it was cut from."""
+    return mx.zeros((0, vocab_size), mx.bool_), mx.zeros((0, vocab_size), mx.int32)
 
 
 def _counts(token_ids: Sequence[int], vocab_size: int) -> mx.array:

@@ -2,8 +2,7 @@
 
 import msgspec
 
-LENGTH_STEP = 256
-"""Slots grow by so many tokens: one copy of the cache per 256 steps costs under 1 % of them."""
+from engine_core.kv_budget import round_kv_length
 
 
 class SlotShape(msgspec.Struct, frozen=True):
@@ -18,20 +17,16 @@ class SlotShape(msgspec.Struct, frozen=True):
         return self.rows * self.length
 
 
-def round_up(value: int, step: int) -> int:
-    """The smallest multiple of `step` that is not below `value`."""
-    return -(-value // step) * step
-
-
 def grown(shape: SlotShape, rows: int, length: int, capacity_tokens: int, max_rows: int) -> SlotShape:
     """The shape to use for `rows` slots of `length` tokens; `shape` itself where that is large enough.
 
-    Rows are doubled, so that requests that arrive one by one do not copy the cache each time. What is not asked
-    for is given up where both would exceed `capacity_tokens`.
+    Lengths grow by steps of 256: one copy of the cache in 256 decodes costs under 1 % of them. Rows are doubled, so
+    that requests that arrive one by one do not copy the cache each time. What is not asked for is given up where
+    both would exceed `capacity_tokens`.
     """
     if rows <= shape.rows and length <= shape.length:
         return shape
-    needed_length = round_up(length, LENGTH_STEP)
+    needed_length = round_kv_length(length)
     new_length = max(needed_length, shape.length)
     if rows * new_length > capacity_tokens:
         new_length = needed_length

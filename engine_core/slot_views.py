@@ -8,7 +8,6 @@ import mlx.core as mx
 
 from engine_core.mlx_lm_adapter import KVCache
 from engine_core.slot_buffers import LayerBuffers
-from engine_core.slot_shape import round_up
 
 READ_STEP = 64
 """Attention reads a multiple of so many positions: shapes, and with them the allocator's buffers, stay the same."""
@@ -41,7 +40,7 @@ class DecodeStep:
         self.rows = slice(first_row, end_row)
         self.row_indices = mx.arange(first_row, end_row)
         self.positions = mx.array(positions)
-        self.read_length = min(round_up(last_position + 1, READ_STEP), length)
+        self.read_length = min(-(-(last_position + 1) // READ_STEP) * READ_STEP, length)
         self._masks: dict[int | None, mx.array] = {}
 
     def mask(self, window: int | None) -> mx.array:
