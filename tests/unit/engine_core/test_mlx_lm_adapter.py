@@ -1,0 +1,119 @@
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from tiny_models import CONFIGS, VOCAB, tiny_model, write_json, write_model_folder
+
+from engine_core.device import ModelRefused
+from engine_core.mlx_lm_adapter import (
+    cache_arrays,
+    invisible,
+    load_weights,
+    make_prompt_cache,
+    trace_model,
+    weight_bytes,
+)
+
+
+def test_an_installed_torch_is_not_loaded_but_can_be_later(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '2.9.0'\nprint('torch was imported')\n")
+    code = "import engine_core.mlx_lm_adapter; print('adapter is there'); import torch"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(
+        command, env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines() == ["adapter is there", "torch was imported"]
+
+
+def test_an_invisible_package_cannot_be_found_unless_it_is_loaded() -> None:
+    name = "this"
+    assert name not in sys.modules
+    with invisible(name), pytest.raises(ModuleNotFoundError):
+        importlib.import_module(name)
+    assert name not in sys.modules and importlib.util.find_spec(name) is not None
+    with invisible("json"):
+        assert importlib.import_module("json") is json
+
+
+def test_a_trace_tells_shapes_and_computes_nothing() -> None:
+    model = tiny_model("qwen3")
+    model.set_dtype(mx.float16)  # lazily: the weights exist only once something is computed
+    active = mx.get_active_memory()
+    trace = trace_model(model)
+    assert mx.get_active_memory() == active
+    assert trace.vocab_size == VOCAB
+    assert trace.logits_dtype == mx.float16
+    assert trace.layouts is not None and len(trace.layouts) == 3
+    assert trace.layouts[0].bytes_per_token == 2 * (2 * 8) * 2
+    assert trace.cost.bytes_per_token == 3 * trace.cost.largest_layer_bytes_per_token == 3 * 64
+    assert trace.cost.bytes_per_row == 0
+
+
+def test_a_recurrent_model_costs_by_the_row() -> None:
+    trace = trace_model(tiny_model("mamba"))
+    assert trace.layouts is None
+    assert trace.cache_kinds == ("ArraysCache",)
+    assert trace.cost.bytes_per_token == 0
+    assert trace.cost.bytes_per_row == 2 * (64 * 3 + 64 * 4) * 4, "two layers of convolution and state, float32"
+
+
+def test_rings_are_counted_by_the_token_and_keep_a_model_out_of_slots() -> None:
+    trace = trace_model(tiny_model("gemma3_text"))
+    assert trace.layouts is None
+    assert trace.cache_kinds == ("KVCache", "RotatingKVCache")
+    assert trace.cost.bytes_per_token == 3 * 2 * 8 * 2 * 4
+
+
+def test_ids_must_exist_in_the_embedding_as_in_the_logits() -> None:
+    model = tiny_model("qwen2")
+    model.model.embed_tokens.weight = model.model.embed_tokens.weight[:90]
+    assert trace_model(model).vocab_size == 90
+
+
+@pytest.mark.parametrize("model_type", list(CONFIGS))
+def test_all_arrays_of_a_cache_are_found(model_type: str) -> None:
+    model = tiny_model(model_type)
+    cache = make_prompt_cache(model)
+    model(mx.array([[1, 2, 3]]), cache=cache)
+    arrays = cache_arrays(cache)
+    assert sum(array.nbytes for array in arrays) == sum(layer.nbytes for layer in cache)
+
+
+def test_weights_load_with_progress(tmp_path: Path) -> None:
+    seen: list[tuple[float, str]] = []
+    model = load_weights(write_model_folder(tmp_path / "m"), lambda share, name: seen.append((share, name)))
+    shares = [share for share, _ in seen]
+    assert shares == sorted(shares) and shares[-1] == 1 and len(shares) > 10
+    assert "model.embed_tokens.weight" in {name for _, name in seen}
+    original = tiny_model("llama")
+    assert weight_bytes(model) == weight_bytes(original)
+    assert mx.array_equal(model(mx.array([[1, 2]])), original(mx.array([[1, 2]])))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "no_such_architecture"}, "no_such_architecture"),
+        ({"model_type": "llama"}, "hidden_size"),
+        ({"model_type": "llama", **CONFIGS["llama"], "num_hidden_layers": 7}, "parameters"),
+        ({"model_type": "llama", **CONFIGS["llama"], "model_file": "evil.py"}, "trust"),
+        ({}, "model_type"),
+    ],
+)
+def test_what_mlx_lm_cannot_load_is_a_clear_error(tmp_path: Path, config: dict[str, object], message: str) -> None:
+    folder = write_model_folder(tmp_path / "m")
+    write_json(folder / "config.json", config)
+    with pytest.raises(ModelRefused, match=message):
+        load_weights(folder, lambda _share, _name: None)
+
+
+def test_a_cut_off_weight_file_is_a_clear_error(tmp_path: Path) -> None:
+    weights = write_model_folder(tmp_path / "m") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-500])
+    with pytest.raises(ModelRefused, match="cannot load"):
+        load_weights(weights.parent, lambda _share, _name: None)

@@ -1,0 +1,73 @@
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from tiny_models import VOCAB, tiny_model
+
+from engine_core.device import DecodeRow
+from engine_core.mlx_lm_adapter import trace_model
+from engine_core.row_runner import RowRunner
+from engine_core.self_test import find_fault
+from engine_core.slot_runner import SlotRunner
+
+
+def slots(model: Any) -> SlotRunner:
+    layouts = trace_model(model).layouts
+    assert layouts is not None
+    return SlotRunner(model, layouts, 10_000, 8)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_models_with_plain_caches_pass(model_type: str, dtype: mx.Dtype) -> None:
+    model = tiny_model(model_type)
+    model.set_dtype(dtype)
+    assert find_fault(model, slots(model), VOCAB, trace_model(model).logits_dtype) is None
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "mamba"])
+def test_the_row_runner_passes_with_any_model(model_type: str) -> None:
+    model = tiny_model(model_type)
+    assert find_fault(model, RowRunner(model), VOCAB, mx.float32) is None
+
+
+@pytest.mark.parametrize("model_type", ["afm7", "gpt_bigcode"])
+def test_a_model_that_refuses_slot_caches_is_found(model_type: str) -> None:
+    model = tiny_model(model_type)
+    assert "does not accept slot caches" in str(find_fault(model, slots(model), VOCAB, mx.float32))
+
+
+def test_a_model_that_is_silently_wrong_in_slots_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for no mask when one token is fed: right for one sequence, wrong for rows of different lengths."""
+    monkeypatch.setattr("mlx_lm.models.llama.create_attention_mask", lambda h, _: "causal" if h.shape[1] > 1 else None)
+    model = tiny_model("llama")
+    assert "logits differ" in str(find_fault(model, slots(model), VOCAB, mx.float32))
+
+
+class _OffInOneRow(SlotRunner):
+    def decode(self, decodes: Sequence[DecodeRow]) -> mx.array:
+        logits = super().decode(decodes)
+        return logits + (mx.arange(len(decodes))[:, None] == 1) * self.error
+
+    error = 0.0
+
+
+@pytest.mark.parametrize("error", [0.1, float("nan")])
+def test_a_small_error_in_one_row_is_found(error: float) -> None:
+    model = tiny_model("llama")
+    layouts = trace_model(model).layouts
+    assert layouts is not None
+    runner = _OffInOneRow(model, layouts, 10_000, 8)
+    assert find_fault(model, runner, VOCAB, mx.float32) is None
+    runner.error = error
+    assert "logits differ" in str(find_fault(model, runner, VOCAB, mx.float32))
+
+
+def test_the_memory_used_is_given_back() -> None:
+    model = tiny_model("llama")
+    runner = slots(model)
+    active = mx.get_active_memory()
+    find_fault(model, runner, VOCAB, mx.float32)
+    assert runner.written_arrays() == []
+    assert mx.get_active_memory() == active
