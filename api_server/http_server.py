@@ -1,0 +1,128 @@
+"""uvicorn without its own loop: it polls ten times a second and handles signals, an API server does neither.
+
+Written against uvicorn 0.34 to 0.54: `startup`, `on_tick`, `servers`, `server_state` and `lifespan` of its Server.
+"""
+
+import asyncio
+import resource
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api_server.config import ApiServerConfig
+from api_server.http_protocol import MAX_CONNECTIONS, BoundedHttpProtocol, ConnectionState
+
+KEEP_ALIVE_TIMEOUT_S = 75
+"""Above the idle time of common load balancers' upstream connections (nginx and AWS ALB: 60 s), so that it is they
+who close, and no request meets a connection that is just being closed."""
+FILES_BESIDE_CONNECTIONS = 256
+"""File descriptors for everything else."""
+
+
+class HttpServer:
+    """Owns the listening socket and the HTTP connections."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        config = uvicorn.Config(
+            app,
+            http=BoundedHttpProtocol,
+            loop="none",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
+        )
+        config.load()
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        self._state = ConnectionState()
+        self._server.server_state = self._state
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accepts connections from now on."""
+        await self.second_passed()
+        await self._server.startup(sockets=[listener])
+
+    async def second_passed(self) -> None:
+        """To be called once a second: sets the Date header."""
+        await self._server.on_tick(0)
+
+    def stop_listening(self) -> None:
+        """Takes no new connections; those there are end with their present response, if they have one."""
+        for server in self._server.servers:
+            server.close()
+        for connection in self._connections():
+            connection.finish_after_response()
+
+    async def idle(self) -> None:
+        """Waits until no request is being answered."""
+        while self._state.tasks:
+            await asyncio.wait(set(self._state.tasks))
+
+    async def close(self, timeout_s: float) -> None:
+        """Ends what still runs and closes all connections; cuts off who has not read the rest by then."""
+        for task in self._state.tasks:
+            task.cancel()
+        for connection in self._connections():
+            connection.transport.close()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.idle()
+                while self._state.connections:
+                    self._state.emptied.clear()
+                    await self._state.emptied.wait()
+        except TimeoutError:
+            for connection in self._connections():
+                connection.transport.abort()
+
+    def _connections(self) -> list[BoundedHttpProtocol]:
+        return [each for each in self._state.connections if isinstance(each, BoundedHttpProtocol)]
+
+
+class RequestCounter:
+    """ASGI: reports how many requests of /v1 are being answered; probes and scrapes do not count."""
+
+    def __init__(self, app: ASGIApp, changed: Callable[[int], None]) -> None:
+        self._app = app
+        self._changed = changed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        self._changed(1)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._changed(-1)
+
+
+def open_listener(config: ApiServerConfig) -> socket.socket:
+    """The inherited socket, or one bound to host and port. Raises OSError when that cannot be bound."""
+    if config.fd is not None:
+        listener = socket.socket(fileno=config.fd)
+        listener.set_inheritable(False)
+        return listener
+    family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files as its connections may need, as far as it is allowed to."""
+    wanted = MAX_CONNECTIONS + FILES_BESIDE_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -1,0 +1,129 @@
+"""An API server's life: open, serve, drain, close. Imports prometheus_client (see `metrics_files.prepare`)."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+
+import zmq.asyncio
+
+from api_server.app import create_app
+from api_server.cluster_metrics import cluster_families
+from api_server.config import ApiServerConfig
+from api_server.engine_client import ClusterRefusedUs, EngineClient
+from api_server.http_server import HttpServer, RequestCounter, open_listener, raise_file_limit
+from api_server.links import Links
+from api_server.metrics import Metrics
+from api_server.metrics_page import MetricsPage
+from protocol.identifiers import new_incarnation
+from protocol.lifeline import Lifeline, Notice
+from protocol.messages import PROTOCOL_VERSION, ClientHello
+
+logger = logging.getLogger("shoal.api_server")
+
+ERROR_EVENT_GRACE_S = 2.0
+"""After the drain's deadline, for the routes to tell their callers."""
+CLOSE_TIMEOUT_S = 1.0
+REFUSED_EXIT_CODE = 2
+"""The coordinator does not want this process as it is: a restart would not help."""
+
+
+class _Shutdown:
+    """What signals ask for: the first to drain, the second to hurry."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.hurried = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.hurried if self.requested.is_set() else self.requested).set()
+
+
+async def serve(config: ApiServerConfig, lifeline: Lifeline) -> int:
+    """Serves until a signal ends it; returns the exit code.
+
+    Raises AddressError, BadKeys, OSError or zmq.ZMQError when it cannot start; later, in an exception group, what a
+    fault of ours raised.
+    """
+    raise_file_limit()
+    shutdown = _Shutdown()
+    incarnation = new_incarnation()
+    context = zmq.asyncio.Context()
+    identity = f"{config.name}/{incarnation}".encode()
+    links = Links(context, config.clients_address, config.cluster_address, config.output_address, identity)
+    hello = ClientHello(PROTOCOL_VERSION, config.name, incarnation, links.output_address, os.getpid())
+    try:
+        return await _serve(config, lifeline, shutdown, links, hello)
+    finally:
+        links.close()
+        context.term()
+
+
+async def _serve(
+    config: ApiServerConfig, lifeline: Lifeline, shutdown: _Shutdown, links: Links, hello: ClientHello
+) -> int:
+    metrics = Metrics()
+    client = EngineClient(links, hello, config.admission_timeout_s, metrics, asyncio.get_running_loop().time)
+    shared = Path(config.metrics_dir) if config.metrics_dir is not None else None
+    page = MetricsPage(metrics, lambda: cluster_families(client.view, client.is_connected), shared)
+    server = HttpServer(RequestCounter(create_app(client, page, config), metrics.http_requests_changed))
+    listener = open_listener(config)
+    logger.info("listening on %s", _url(listener))
+    exit_code = 0
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(client.run(), name="engine client"),
+                tasks.create_task(_tick(client, server), name="tick"),
+            ]
+            await server.start(listener)
+            lifeline.notify(Notice("ready"))
+            await shutdown.requested.wait()
+            lifeline.notify(Notice("draining"))
+            await drain(client, server, config.drain_timeout_s, shutdown.hurried)
+            for task in background:
+                task.cancel()
+    except* ClusterRefusedUs as refusals:
+        logger.error("the coordinator refused this API server: %s", refusals.exceptions)
+        exit_code = REFUSED_EXIT_CODE
+    return exit_code
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _tick(client: EngineClient, server: HttpServer) -> None:
+    """The only thing that wakes an idle API server."""
+    while True:
+        await asyncio.sleep(1.0)
+        client.second_passed()
+        await server.second_passed()
+
+
+async def drain(client: EngineClient, server: HttpServer, timeout_s: float, hurried: asyncio.Event) -> None:
+    """Stops listening, lets open requests finish, ends what is left at the deadline, or at once when hurried."""
+    logger.info("draining: open requests have %.0f s", timeout_s)
+    client.start_draining()
+    server.stop_listening()
+    if not await _is_idle_within(server, timeout_s, hurried):
+        logger.warning("ending the requests that are left")
+        client.fail_all("the server is shutting down")
+        await _is_idle_within(server, ERROR_EVENT_GRACE_S, hurried)
+    await server.close(CLOSE_TIMEOUT_S)
+    logger.info("drained")
+
+
+async def _is_idle_within(server: HttpServer, timeout_s: float, hurried: asyncio.Event) -> bool:
+    idle = asyncio.create_task(server.idle())
+    hurry = asyncio.create_task(hurried.wait())
+    await asyncio.wait((idle, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    is_idle = idle.done()
+    for waiter in (idle, hurry):
+        waiter.cancel()
+    return is_idle
