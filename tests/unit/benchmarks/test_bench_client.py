@@ -145,6 +145,13 @@ async def test_the_api_key_is_sent_as_a_bearer_token() -> None:
         assert all("authorization: bearer secret-key" in head.lower() for head in server.headers)
 
 
+async def test_compression_is_declined() -> None:
+    async with ScriptedServer(lambda body: good_stream()) as server:
+        async with Endpoint(options(server.url)) as endpoint:
+            await endpoint.send(0, BODY, None, clock())
+        assert "accept-encoding: identity\r\n" in server.headers[0].lower()
+
+
 async def test_a_server_without_models_is_refused() -> None:
     async with (
         ScriptedServer(lambda body: good_stream(), models=()) as server,

@@ -66,6 +66,11 @@ def test_an_event_ends_as_soon_as_its_blank_line_is_there() -> None:
     assert parser.feed(b"\ndata: b\r\n\r\n") == [SseEvent(b"b")]
 
 
+def test_a_crlf_cut_in_two_is_one_line_end() -> None:
+    stream = b"data: a\r\ndata: b\r\n\r\n"
+    assert parse(stream, list(range(len(stream)))) == [SseEvent(b"a\nb")]
+
+
 def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
     parser = SseParser()

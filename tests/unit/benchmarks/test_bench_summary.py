@@ -82,6 +82,14 @@ def test_rates_count_successes_over_the_whole_run() -> None:
     assert run.e2e_ms.count == 2
 
 
+def test_inter_token_latencies_of_all_requests_go_into_one_distribution() -> None:
+    run = summarise([record(0), record(1)], ServiceLevel(), cpu_s=0.0, open_loop=False)
+    assert run.itl_ms is not None
+    assert (run.itl_ms.count, run.itl_ms.mean) == (6, pytest.approx(200.0))
+    assert run.time_per_token_ms is not None
+    assert run.time_per_token_ms.count == 2
+
+
 def test_failures_are_counted_by_kind_with_an_example() -> None:
     broken = Failure(FailureKind.TIMEOUT, "60 s")
     records = [record(failure=FAILED), record(failure=Failure(FailureKind.HTTP, "later", 429)), record(failure=broken)]
