@@ -41,7 +41,9 @@ async def read_fields(request: Request, max_bytes: int) -> Fields:
     except msgspec.ValidationError as error:
         raise invalid("the request body must be a JSON object", None) from error
     except msgspec.DecodeError as error:
-        raise invalid(f"the request body is not valid JSON: {error}", None) from error
+        # msgspec calls half a surrogate pair "truncated", which would send callers looking for lost bytes.
+        hint = " (strings must not hold unpaired surrogates)" if b"\\ud" in body.lower() else ""
+        raise invalid(f"the request body is not valid JSON: {error}{hint}", None) from error
     except RecursionError as error:
         raise invalid("the request body is nested too deeply", None) from error
 

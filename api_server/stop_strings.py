@@ -38,12 +38,13 @@ class StopStrings:
         return self._let_out(text)
 
     def finish(self) -> str:
-        """What is still held back, when the text has ended without a match."""
+        """What is still held back, when the text has ended without a match. Nothing may be pushed afterwards."""
         held, self._held = self._held, ""
+        self._automata = []
         return held
 
     def check_invariants(self) -> None:
-        """What is held back begins a stop string, and no automaton has seen more than that."""
+        """What is held back is as long as the longest beginning of a stop string that the text ends with."""
         begun = max((automaton.state for automaton in self._automata), default=0)
         assert self._include_in_output or len(self._held) == begun
         assert not self._held or any(a.pattern.startswith(self._held) for a in self._automata)
@@ -57,7 +58,8 @@ class StopStrings:
         return matched
 
     def _cut(self, text: str, matched: str) -> StopScan:
-        text, self._held = self._held + text, ""
+        text = self._held + text
+        self.finish()
         return StopScan(text if self._include_in_output else text[: -len(matched)], matched)
 
     def _let_out(self, text: str) -> StopScan:
