@@ -181,8 +181,8 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step. It must be run, and its result given to `update`, before the next plan is asked for."""
         assert self._in_flight is None, "the last plan has not been updated"
-        # Who was just preempted shall not come back before the others have moved on.
-        admitted = [] if self._preempt_until_fit() else self._admit()
+        self._preempt_until_fit()
+        admitted = self._admit()
         shares = share_step(list(self._batch), self._limits.max_num_batched_tokens)
         shares.sort(key=lambda share: share.sequence.row)
         self._in_flight = shares
@@ -195,16 +195,13 @@ class Scheduler:
             decodes=[_decode_row(share.sequence) for share in shares if share.decodes],
         )
 
-    def _preempt_until_fit(self) -> bool:
-        preempted = False
+    def _preempt_until_fit(self) -> None:
         while not self._batch.fits:
             sequence = self._batch.last
             self._batch.release(sequence)
             sequence.preempt()
             self._waiting.add(sequence)
             self._preemptions_total += 1
-            preempted = True
-        return preempted
 
     def _admit(self) -> list[Sequence]:
         """Gives rows to those who wait, in order, as long as the step has tokens left for them."""

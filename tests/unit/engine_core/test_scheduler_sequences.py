@@ -14,7 +14,7 @@ from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason,
 from protocol.sampling import SamplingParams
 
 EOS = 3
-MAX_MODEL_LEN = 700
+MAX_MODEL_LEN = 3 * 256 + 1
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -48,7 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         prompt=st.one_of(
             st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40),
-            st.sampled_from([200, 240, 250, 256, 500, 510, 512, 690, 699, 700]).map(
+            st.sampled_from([200, 240, 250, 256, 500, 510, 512, 700, 767, 768, 769]).map(
                 lambda length: [length % VOCABULARY] * length
             ),
         ),

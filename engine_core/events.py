@@ -1,0 +1,90 @@
+"""What the threads of an engine core tell one another."""
+
+from array import array
+
+import msgspec
+
+from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
+from protocol.messages import EngineCoreRequest, Load, RequestKey
+
+
+class RequestArrived(msgspec.Struct, frozen=True):
+    """A request that passed its checks."""
+
+    request: EngineCoreRequest
+    prompt: "array[int]"
+
+
+class RequestInvalid(msgspec.Struct, frozen=True):
+    """A request that did not pass its checks: it ends with this error."""
+
+    request: EngineCoreRequest
+    error: str
+
+
+class RequestsAborted(msgspec.Struct, frozen=True):
+    """Requests that are no longer wanted."""
+
+    keys: list[RequestKey]
+
+
+class ClientsChanged(msgspec.Struct, frozen=True):
+    """The API servers that there are now, each with the address of its outputs."""
+
+    addresses: dict[ClientIndex, str]
+
+
+class ClientStuck(msgspec.Struct, frozen=True):
+    """An API server does not take its outputs any more: its requests are lost."""
+
+    client_index: ClientIndex
+
+
+class CoordinatorWelcomed(msgspec.Struct, frozen=True):
+    """The coordinator has answered our Hello: what it sends from now on is counted from 0."""
+
+    welcome: int
+    """1, 2, 3, ...: the how manieth Welcome of this process it is."""
+
+
+class CoordinatorRefused(msgspec.Struct, frozen=True):
+    """The coordinator does not want this process."""
+
+    reason: str
+
+
+class DrainRequested(msgspec.Struct, frozen=True):
+    """Finish what is there and end."""
+
+
+CoreEvent = (
+    RequestArrived
+    | RequestInvalid
+    | RequestsAborted
+    | ClientsChanged
+    | ClientStuck
+    | CoordinatorWelcomed
+    | CoordinatorRefused
+    | DrainRequested
+)
+"""What reaches the busy loop."""
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """To the output thread: the coordinator has welcomed us."""
+
+    engine_index: EngineIndex
+    coordinator: Incarnation
+
+
+class CoreStatus(msgspec.Struct, frozen=True):
+    """To the link to the coordinator: where the busy loop stands."""
+
+    load: Load
+    ended: list[RequestKey]
+    """Requests that ended since the last status."""
+    adds_handled: int
+    """Requests handled since the Welcome `welcome`; `load` includes them and none later."""
+    welcome: int
+    progressed_s: float
+    """When a step was last completed or work began, in the clock of the busy loop; of no meaning when idle."""

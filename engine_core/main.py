@@ -1,0 +1,149 @@
+"""Entry of the engine core's process: loads the model, starts the threads, runs the busy loop, ends in order.
+
+Threads: main (busy loop, the only one that touches the device), input (socket to the coordinator), output (sockets
+to the API servers), signals.
+"""
+
+import logging
+import os
+import queue
+import threading
+
+import msgspec
+import zmq
+
+from engine_core.busy_loop import BusyLoop
+from engine_core.config import EngineCoreConfig
+from engine_core.coordinator_link import EngineIdentity
+from engine_core.core import EngineCore
+from engine_core.device import ModelRefused, OpenedModel
+from engine_core.events import CoreEvent, DrainRequested
+from engine_core.input_thread import InputThread
+from engine_core.kv_budget import KvBudget
+from engine_core.output_thread import OutputThread, StreamsEnd
+from engine_core.scheduler import Scheduler, SchedulerLimits
+from engine_core.shutdown import ShutdownWatch, start_thread
+from engine_core.sim_device import open_sim_device
+from engine_core.sim_options import SIM_PREFIX
+from protocol.addresses import check_address
+from protocol.card import pack_card
+from protocol.errors import AddressError
+from protocol.identifiers import new_incarnation
+from protocol.lifeline import Lifeline, Notice
+from protocol.messages import ModelInfo
+
+logger = logging.getLogger("shoal.engine_core")
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+JOIN_TIMEOUT_S = 3.0
+"""For a thread to end when asked: more than the time for which an output socket lingers."""
+
+
+def run(config: EngineCoreConfig, lifeline: Lifeline) -> int:
+    """Serves until SIGTERM or SIGINT; returns the process's exit code.
+
+    0: drained. 1: something failed, a new process may do better. 2: it cannot work as configured, or the
+    coordinator refused it.
+    """
+    inbox: queue.SimpleQueue[CoreEvent] = queue.SimpleQueue()
+
+    def drain() -> None:
+        lifeline.notify(Notice("draining"))
+        inbox.put(DrainRequested())
+
+    try:
+        check_address(config.engines_address)
+        watch = ShutdownWatch(config.drain_timeout_s, drain)
+        opened = _open_model(config, lifeline)
+        try:
+            return _serve(config, opened, lifeline, inbox, watch)
+        finally:
+            opened.device.close()
+    except (ModelRefused, AddressError) as error:
+        logger.error("%s", error)
+        return EXIT_USAGE
+    except Exception:
+        logger.exception("engine core failed")
+        return EXIT_FAILED
+
+
+def _open_model(config: EngineCoreConfig, lifeline: Lifeline) -> OpenedModel:
+    def on_progress(share: float, detail: str) -> None:
+        lifeline.notify(Notice("loading", share, detail))
+
+    on_progress(0.0, config.model)
+    if config.model.startswith(SIM_PREFIX):
+        return open_sim_device(config, on_progress)
+    from engine_core.mlx_device import open_mlx_device  # a simulated engine core needs no MLX
+
+    return open_mlx_device(config, on_progress)
+
+
+def _serve(
+    config: EngineCoreConfig,
+    opened: OpenedModel,
+    lifeline: Lifeline,
+    inbox: "queue.SimpleQueue[CoreEvent]",
+    watch: ShutdownWatch,
+) -> int:
+    scheduler, identity = _scheduler_and_identity(config, opened)
+    core = EngineCore(scheduler, config.drain_timeout_s)
+    context = zmq.Context()
+    outputs = OutputThread(context, identity.incarnation, inbox)
+    inputs = InputThread(context, config.engines_address, identity, inbox, outputs.queue, lifeline)
+    threads = [start_thread("output", outputs.run), start_thread("input", inputs.run)]
+    watch.serving()
+    try:
+        code = BusyLoop(core, opened.device, inbox, outputs.queue, inputs.board).run()
+    finally:
+        outputs.queue.put(StreamsEnd())
+        inputs.board.close()
+        _join(threads)
+        inputs.close()
+        context.term()
+    logger.info("ended with exit code %d", code)
+    return code
+
+
+def _scheduler_and_identity(config: EngineCoreConfig, opened: OpenedModel) -> tuple[Scheduler, EngineIdentity]:
+    try:
+        limits = _limits(config, opened)
+    except ValueError as error:
+        raise ModelRefused(str(error)) from error
+    card = opened.card
+    if limits.max_model_len < card.max_model_len:
+        logger.warning("max_model_len is %d instead of the model's %d", limits.max_model_len, card.max_model_len)
+        card = msgspec.structs.replace(card, max_model_len=limits.max_model_len)
+    card_hash, packed_card = pack_card(card)
+    identity = EngineIdentity(
+        name=config.name,
+        incarnation=new_incarnation(),
+        pid=os.getpid(),
+        model=ModelInfo(card.name, card_hash, card.max_model_len, card.created),
+        packed_card=packed_card,
+        vocab_size=card.vocab_size,
+    )
+    return Scheduler(limits, card.eos_token_ids), identity
+
+
+def _limits(config: EngineCoreConfig, opened: OpenedModel) -> SchedulerLimits:
+    """Raises ValueError when the options do not go together."""
+    kv_capacity_tokens = opened.device.kv_capacity_tokens
+    most = min(opened.card.max_model_len, KvBudget(kv_capacity_tokens).longest_sequence)
+    if config.max_model_len is not None and config.max_model_len > most:
+        raise ValueError(f"max_model_len {config.max_model_len} is more than model and KV cache allow: {most} tokens")
+    return SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or most,
+        kv_capacity_tokens=kv_capacity_tokens,
+    )
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(JOIN_TIMEOUT_S)
+        if thread.is_alive():
+            logger.error("thread %s does not end", thread.name)
+            os._exit(EXIT_FAILED)

@@ -1,0 +1,99 @@
+"""The streams of outputs to the API servers: one PUSH socket each, numbered messages, never a wait.
+
+An API server whose queue is full has stopped reading: its socket is closed and its requests are given up, so that it
+cannot hold up the others or fill the memory. Should it send new requests, it gets a new socket, and sees from the gap
+in the sequence numbers that it has lost outputs.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+
+from engine_core.scheduler import OutputsByClient
+from protocol.codec import Frame, encode
+from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
+from protocol.messages import EngineCoreOutput, EngineCoreOutputs
+
+logger = logging.getLogger("shoal.engine_core")
+
+
+class PushSocket(Protocol):
+    """What is used of a zmq.Socket."""
+
+    def send_multipart(self, msg_parts: list[Frame], flags: int = 0) -> object:
+        """Raises zmq.Again when the queue is full."""
+        ...
+
+    def close(self, linger: int | None = None) -> None:
+        """After `linger` milliseconds what is not sent is dropped; None: as the socket was configured."""
+        ...
+
+
+class _Stream:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.socket: PushSocket | None = None
+        self.next_sequence = 0
+
+
+class OutputStreams:
+    """Owner of the PUSH sockets. All calls come from one thread."""
+
+    def __init__(self, incarnation: Incarnation, open_push: Callable[[str], PushSocket]) -> None:
+        self._incarnation = incarnation
+        self._open_push = open_push
+        self._engine_index = EngineIndex(-1)
+        self._streams: dict[ClientIndex, _Stream] = {}
+
+    def joined(self, engine_index: EngineIndex) -> None:
+        """The coordinator has given this engine core its index."""
+        self._engine_index = engine_index
+
+    def set_clients(self, addresses: dict[ClientIndex, str]) -> None:
+        """These are the API servers now; the streams of all others end."""
+        for client_index, stream in list(self._streams.items()):
+            if addresses.get(client_index) != stream.address:
+                _close(stream, linger_ms=0)
+                del self._streams[client_index]
+        for client_index, address in addresses.items():
+            if client_index not in self._streams:
+                self._streams[client_index] = _Stream(address)
+
+    def send(self, outputs: OutputsByClient, timestamp_s: float) -> list[ClientIndex]:
+        """Sends one step's outputs; returns the API servers that do not take theirs.
+
+        Outputs for an API server that is gone are dropped: the busy loop is about to hear that it is.
+        """
+        return [
+            client_index
+            for client_index, outs in outputs.items()
+            if client_index in self._streams and not self._send_to(client_index, outs, timestamp_s)
+        ]
+
+    def close(self) -> None:
+        """Ends all streams; what is queued is still sent, for a bounded time."""
+        for stream in self._streams.values():
+            _close(stream, linger_ms=None)
+        self._streams.clear()
+
+    def _send_to(self, client_index: ClientIndex, outputs: list[EngineCoreOutput], timestamp_s: float) -> bool:
+        stream = self._streams[client_index]
+        if stream.socket is None:
+            stream.socket = self._open_push(stream.address)
+        message = EngineCoreOutputs(self._engine_index, self._incarnation, stream.next_sequence, timestamp_s, outputs)
+        stream.next_sequence += 1
+        try:
+            stream.socket.send_multipart(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            logger.warning("API server %d does not take its outputs: its requests are given up", client_index)
+            _close(stream, linger_ms=0)
+            return False
+        return True
+
+
+def _close(stream: _Stream, linger_ms: int | None) -> None:
+    if stream.socket is not None:
+        stream.socket.close(linger_ms)
+        stream.socket = None

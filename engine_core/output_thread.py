@@ -1,0 +1,70 @@
+"""The thread that encodes and sends outputs, so that the busy loop never waits for a socket."""
+
+import queue
+from typing import assert_never
+
+import msgspec
+import zmq
+
+from engine_core.events import ClientsChanged, ClientStuck, CoreEvent, Joined
+from engine_core.output_streams import OutputStreams, PushSocket
+from engine_core.scheduler import OutputsByClient
+from protocol.identifiers import Incarnation
+from protocol.sockets import SocketKind, open_socket
+
+
+class StepOutputs(msgspec.Struct, frozen=True):
+    """What a step produced."""
+
+    outputs: OutputsByClient
+    timestamp_s: float
+    """Wall clock, seconds."""
+
+
+class StreamsEnd(msgspec.Struct, frozen=True):
+    """Nothing follows."""
+
+
+OutputEvent = StepOutputs | ClientsChanged | Joined | StreamsEnd
+
+
+class OutputThread:
+    """Receives from its queue, sends through the streams, and tells the busy loop of API servers that are stuck.
+
+    The queue has no limit of its own: the busy loop puts one entry a step, and sending never waits.
+    """
+
+    def __init__(
+        self, context: zmq.SyncContext, incarnation: Incarnation, inbox: "queue.SimpleQueue[CoreEvent]"
+    ) -> None:
+        """`inbox` is the busy loop's."""
+        self._context = context
+        self._inbox = inbox
+        self._streams = OutputStreams(incarnation, self._open_push)
+        self.queue: queue.SimpleQueue[OutputEvent] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Until StreamsEnd; the sockets are closed then."""
+        try:
+            while self._handle(self.queue.get()):
+                pass
+        finally:
+            self._streams.close()
+
+    def _handle(self, event: OutputEvent) -> bool:
+        match event:
+            case StepOutputs(outputs, timestamp_s):
+                for client_index in self._streams.send(outputs, timestamp_s):
+                    self._inbox.put(ClientStuck(client_index))
+            case ClientsChanged(addresses):
+                self._streams.set_clients(addresses)
+            case Joined(engine_index):
+                self._streams.joined(engine_index)
+            case StreamsEnd():
+                return False
+            case _:
+                assert_never(event)
+        return True
+
+    def _open_push(self, address: str) -> PushSocket:
+        return open_socket(self._context, SocketKind.OUTPUTS_OUT, address)[0]

@@ -1,0 +1,49 @@
+"""The engine core's door: what a request must be so that it cannot harm the others.
+
+A token id beyond the vocabulary would make a gather or scatter on the device read or write foreign memory, without
+an error. So every id is checked here, although the API server checks too.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from engine_core.events import RequestArrived, RequestInvalid
+from protocol.codec import Frame, unpack_token_ids
+from protocol.errors import ProtocolError
+from protocol.messages import EngineCoreRequest
+from protocol.sampling import SamplingParams
+
+
+def check_request(
+    request: EngineCoreRequest, buffers: Sequence[Frame], vocab_size: int
+) -> RequestArrived | RequestInvalid:
+    """The request with its prompt, or what is wrong with it."""
+    if len(buffers) != 1:
+        return RequestInvalid(request, f"{len(buffers)} buffers came with the request instead of 1")
+    try:
+        prompt = unpack_token_ids(buffers[0])
+    except ProtocolError as error:
+        return RequestInvalid(request, str(error))
+    for problem in _problems(request, prompt, vocab_size):
+        return RequestInvalid(request, problem)
+    return RequestArrived(request, prompt)
+
+
+def _problems(request: EngineCoreRequest, prompt: Sequence[int], vocab_size: int) -> Iterator[str]:
+    if len(prompt) != request.num_prompt_tokens:
+        yield f"{len(prompt)} prompt tokens came instead of {request.num_prompt_tokens}"
+    if not prompt:
+        yield "the prompt is empty"
+    elif max(prompt) >= vocab_size:
+        yield f"prompt token id {max(prompt)} is not below the vocabulary size {vocab_size}"
+    for token_id in _sampling_token_ids(request.sampling):
+        if not 0 <= token_id < vocab_size:
+            yield f"token id {token_id} of the sampling parameters is not below the vocabulary size {vocab_size}"
+    if request.sampling.max_tokens < 1:
+        yield f"max_tokens is {request.sampling.max_tokens}"
+    if not 0 <= request.sampling.seed < 2**64:
+        yield f"seed {request.sampling.seed} does not have 64 bits"
+
+
+def _sampling_token_ids(sampling: SamplingParams) -> Iterator[int]:
+    yield from sampling.stop_token_ids
+    yield from sampling.logit_bias
