@@ -5,11 +5,13 @@ them shows the sum of all. That mode is chosen by an environment variable when p
 this module after `metrics_files.prepare`.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from api_server.generation_backend import AbortCause
 from api_server.generation_metrics import GenerationFamilies, GenerationObserver
 from protocol.messages import FinishReason, RejectReason
+
+disable_created_metrics()  # a gauge beside every counter, which nobody reads
 
 
 class Metrics:

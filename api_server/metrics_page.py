@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from api_server import metrics_files
 from api_server.metrics import Metrics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsPage(Collector):
@@ -28,9 +30,11 @@ class MetricsPage(Collector):
         self._metrics.observe_http(route, status)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """See HttpMetrics: OpenMetrics for who asks for it, else the text format of Prometheus."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self), content_type
+        """See HttpMetrics. The text format of Prometheus for everybody.
+
+        prometheus_client's OpenMetrics writer (0.26) turns the colon of sample names into an underscore.
+        """
+        return generate_latest(self), CONTENT_TYPE
 
     def collect(self) -> Iterable[Metric]:
         """All families, each name once."""
