@@ -85,7 +85,8 @@ class CoordinatorLoop:
         deadline_s = self._state.next_deadline_s()
         if deadline_s == math.inf:
             return None
-        return max(0, math.ceil((deadline_s - self._clock()) * 1000))
+        now_s = self._clock()
+        return 0 if deadline_s <= now_s else math.ceil((deadline_s - now_s) * 1000)
 
     def _receive_all(self) -> bool:
         """Handles what has come; returns whether nothing was left behind."""

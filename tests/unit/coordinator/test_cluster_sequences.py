@@ -72,12 +72,14 @@ class ClientModel(FakeClient):
         super().__init__(core, name, incarnation)
         self.unanswered: dict[RequestKey, None] = {}
         self.running: dict[RequestKey, Run] = {}
+        self.must_send_again = False
         self.alive = True
 
     def take(self, command: Send) -> None:
         match command.message:
             case ClientWelcome(client_index=index):
                 self.index = index
+                self.must_send_again = bool(self.unanswered)
             case Accepted(accepted, index, incarnation):
                 if accepted not in self.running:  # sent again, answered again
                     assert accepted in self.unanswered, "answered twice"
@@ -247,6 +249,12 @@ class ClusterSequences(RuleBasedStateMachine):
                 elif isinstance(member, ClientModel):
                     assert isinstance(command, Send)
                     member.take(command)
+        for member in self.by_identity.values():
+            if isinstance(member, ClientModel) and member.must_send_again:
+                member.must_send_again = False
+                for unanswered in list(member.unanswered):
+                    member.submit(unanswered.request_id, 10, unanswered.attempt)
+                    self.deliver(self.core.commands)
 
     @invariant()
     def every_accepted_request_is_at_its_engine_core(self) -> None:
@@ -295,4 +303,4 @@ class ClusterSequences(RuleBasedStateMachine):
 
 
 TestClusterSequences = ClusterSequences.TestCase
-TestClusterSequences.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestClusterSequences.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
