@@ -12,15 +12,19 @@ BUSY_CLIENT_CPU_SHARE = 0.7
 LATE_START_MS = 20.0
 """Of the p99 of starts against the schedule."""
 CACHED_SHARE = 0.2
-"""Of prompt tokens; a chat template alone stays below it for all but the shortest prompts."""
+"""Of the prompt tokens, besides those that prompts share: the chat template's and the shared prefix."""
 LENGTH_TOLERANCE = 0.1
 
 
-def notes_on(result: LoadResult, config: ServeBenchConfig) -> list[str]:
-    """Notes on one result, each at most once however many runs show it."""
+def notes_on(result: LoadResult, config: ServeBenchConfig, template_tokens: float) -> list[str]:
+    """Notes on one result, each at most once however many runs show it.
+
+    `template_tokens` is what the server's chat template adds to a prompt.
+    """
     found: dict[str, None] = {}
     for run in result.runs:
-        for note in (*_client_notes(run, result), *_answer_notes(run, config), *_prompt_notes(run, config)):
+        prompt_notes = _prompt_notes(run, config, template_tokens)
+        for note in (*_client_notes(run, result), *_answer_notes(run, config), *prompt_notes):
             found.setdefault(f"{result.server}, {result.load}: {note}")
     return list(found)
 
@@ -50,11 +54,12 @@ def _answer_notes(run: RunSummary, config: ServeBenchConfig) -> Iterator[str]:
         yield "answers are shorter than --min-tokens: the server does not honour min_tokens"
 
 
-def _prompt_notes(run: RunSummary, config: ServeBenchConfig) -> Iterator[str]:
+def _prompt_notes(run: RunSummary, config: ServeBenchConfig, template_tokens: float) -> Iterator[str]:
     if run.prompt_tokens is None or config.prompts is not None or not run.succeeded:
         return
     mean_tokens = run.prompt_tokens / run.succeeded
     if abs(mean_tokens - config.prompt_tokens) > max(2.0, config.prompt_tokens * LENGTH_TOLERANCE):
         yield "prompts are not as long as --prompt-tokens asks"
-    if config.shared_prefix_tokens == 0 and (run.cached_tokens or 0) > run.prompt_tokens * CACHED_SHARE:
+    expected_tokens = template_tokens + config.shared_prefix_tokens
+    if (run.cached_tokens or 0) / run.succeeded > expected_tokens + mean_tokens * CACHED_SHARE:
         yield "prompts were found in the server's cache: use another --seed than in earlier measurements"

@@ -63,6 +63,7 @@ async def measure(config: ServeBenchConfig, say: Say) -> Measurement:
         calibration = await _calibrate(config, servers[0])
         session = _Session(config, servers, _workload(config, calibration), say)
         results = [result for load in load_patterns(config) for result in await session.run(load)]
+    template_tokens = calibration.overhead_tokens if calibration else 0.0
     report = Report(
         shoal_version=version("shoal"),
         started_at=started_at,
@@ -70,7 +71,7 @@ async def measure(config: ServeBenchConfig, say: Say) -> Measurement:
         calibration=calibration,
         results=results,
         comparisons=[compare(a, b) for a, b in zip(results[::2], results[1::2], strict=True)] if config.compare else [],
-        notes=[note for result in results for note in notes_on(result, config)] + session.notes,
+        notes=[note for result in results for note in notes_on(result, config, template_tokens)] + session.notes,
     )
     return Measurement(report, session.records)
 
@@ -101,7 +102,7 @@ async def _prepare(stack: contextlib.AsyncExitStack, config: ServeBenchConfig, n
 
 
 async def _calibrate(config: ServeBenchConfig, server: _Server) -> Calibration | None:
-    """Words per token at the first server; the other gets the same prompts."""
+    """Tokens per word at the first server; the other gets prompts of as many words."""
     if config.prompts is not None:
         return None
     if not config.calibrate:
@@ -157,14 +158,14 @@ class _Session:
             return
         self._say(f"{server.name} {server.url}: {load}, {self._config.warmup} warm-up requests")
         limits = RunLimits(self._config.warmup, None)
-        records = await self._run_once(server, load, limits, f"{load}:warm-up", clock())
+        records = await self._run_once(server, load, limits, f"{server.name}:{load}:warm-up", clock())
         failures = [record.failure for record in records if record.failure is not None]
         if failures:
             self.notes.append(f"{server.name}, {load}: {len(failures)} warm-up requests failed ({failures[0].label})")
 
     async def _measure_run(self, server: _Server, load: LoadPattern, run: int) -> RunSummary:
         cpu_before_s = time.process_time()
-        records = await self._run_once(server, load, self._limits, f"{load}:{run}", clock())
+        records = await self._run_once(server, load, self._limits, f"{server.name}:{load}:{run}", clock())
         cpu_s = time.process_time() - cpu_before_s
         self.records += [RecordLine(server.name, load, run, record) for record in records]
         return summarise(records, self._level, cpu_s=cpu_s, open_loop=isinstance(load, OpenLoop))

@@ -12,22 +12,21 @@ from benchmarks.summary import Distribution, RunSummary
 def print_report(report: Report, console: Console) -> None:
     """Writes all tables and notes to the console."""
     for result in report.results:
-        console.print(_result_table(result))
+        console.print(f"\n{result.server}: {result.model} at {result.url}, {result.load}", style="bold", markup=False)
+        console.print(_rate_table(result))
+        console.print(_latency_table(result))
     if any(run.errors for result in report.results for run in result.runs):
         console.print(_error_table(report.results))
     for comparison in report.comparisons:
+        title = f"\nB against A, {comparison.load}: medians over runs (least-greatest); ~ not told apart by the runs"
+        console.print(title, style="bold", markup=False)
         console.print(_comparison_table(comparison))
     for note in report.notes:
         console.print(f"note: {note}", style="yellow", markup=False)
 
 
-def _result_table(result: LoadResult) -> Table:
-    table = Table(
-        title=f"{result.server}: {result.model} at {result.url}, {result.load}",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column("")
+def _rate_table(result: LoadResult) -> Table:
+    table = Table("")
     for number in range(len(result.runs)):
         table.add_column(f"run {number + 1}", justify="right")
     for name, show in _ROWS:
@@ -41,19 +40,21 @@ def _requests(run: RunSummary) -> str:
     return f"{run.succeeded}" + (f" [red]+ {run.failed} failed[/red]" if run.failed else "")
 
 
-def _percentiles(pick: Callable[[RunSummary], Distribution | None]) -> Callable[[RunSummary], str]:
-    def show(run: RunSummary) -> str:
-        found = pick(run)
-        if found is None:
-            return ""
-        shown = (found.p50, found.p90, found.p95, found.p99, found.max, found.mean)
-        return " / ".join(_ms(value) for value in shown)
+def _latency_table(result: LoadResult) -> Table:
+    table = Table("ms", "")
+    for heading in ("p50", "p90", "p95", "p99", "max", "mean"):
+        table.add_column(heading, justify="right")
+    for name, pick in _LATENCIES:
+        for number, run in enumerate(result.runs, 1):
+            found = pick(run)
+            if found is not None:
+                shown = (found.p50, found.p90, found.p95, found.p99, found.max, found.mean)
+                table.add_row(name, f"run {number}", *map(_number, shown))
+    return table
 
-    return show
 
-
-def _ms(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _prompt(run: RunSummary) -> str:
@@ -73,7 +74,7 @@ def _goodput(run: RunSummary) -> str:
 
 
 def _lag(run: RunSummary) -> str:
-    return "" if run.client.start_lag_ms_p99 is None else _ms(run.client.start_lag_ms_p99)
+    return "" if run.client.start_lag_ms_p99 is None else _number(run.client.start_lag_ms_p99)
 
 
 _ROWS: list[tuple[str, Callable[[RunSummary], str]]] = [
@@ -84,13 +85,16 @@ _ROWS: list[tuple[str, Callable[[RunSummary], str]]] = [
     ("goodput, requests/s", _goodput),
     ("prompt tokens per request", _prompt),
     ("output tokens per request", _output),
-    ("ms: p50 / p90 / p95 / p99 / max / mean", lambda run: " "),
-    ("  time to first token", _percentiles(lambda run: run.ttft_ms)),
-    ("  inter-token latency", _percentiles(lambda run: run.itl_ms)),
-    ("  time per token, by request", _percentiles(lambda run: run.time_per_token_ms)),
-    ("  end to end", _percentiles(lambda run: run.e2e_ms)),
     ("client: CPU of one core", lambda run: f"{run.client.cpu_share:.0%}"),
     ("client: start lag p99, ms", _lag),
+]
+
+
+_LATENCIES: list[tuple[str, Callable[[RunSummary], Distribution | None]]] = [
+    ("time to first token", lambda run: run.ttft_ms),
+    ("inter-token latency", lambda run: run.itl_ms),
+    ("time per token, by request", lambda run: run.time_per_token_ms),
+    ("end to end", lambda run: run.e2e_ms),
 ]
 
 
@@ -105,16 +109,15 @@ def _error_table(results: list[LoadResult]) -> Table:
 
 
 def _comparison_table(comparison: Comparison) -> Table:
-    table = Table(title=f"A and B, {comparison.load}: medians over runs (least to greatest)", title_justify="left")
-    for heading in ("", "A", "B", "B / A", ""):
-        table.add_column(heading, justify="left" if heading == "" else "right")
+    table = Table()
+    for heading in ("", "A", "B", "B/A"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for figure in comparison.figures:
-        ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
-        verdict = "not told apart" if figure.ranges_overlap else ""
+        ratio = ("~ " if figure.ranges_overlap else "") + ("-" if figure.ratio is None else f"{figure.ratio:.2f}")
         a, b = _with_range(figure.a, figure.a_range), _with_range(figure.b, figure.b_range)
-        table.add_row(figure.name, a, b, ratio, verdict)
+        table.add_row(figure.name, a, b, ratio)
     return table
 
 
 def _with_range(median: float, values: tuple[float, float]) -> str:
-    return f"{median:.2f} ({values[0]:.2f} to {values[1]:.2f})"
+    return f"{_number(median)} ({_number(values[0])}-{_number(values[1])})"

@@ -1,4 +1,5 @@
 import json
+import re
 from io import StringIO
 
 import pytest
@@ -141,9 +142,9 @@ def test_the_table_shows_rates_percentiles_errors_notes_and_ratios() -> None:
         report_of(result_of(failing, run_of()), result_of(run_of(), server="B")), Console(file=output, width=200)
     )
     shown = output.getvalue()
-    for text in ("output tokens/s", "1 + 1 failed", "http_429", "too many", "look [here]", "not told apart", "B / A"):
+    for text in ("output tokens/s", "1 + 1 failed", "http_429", "too many", "look [here]", "~ 1.00", "B/A"):
         assert text in shown
-    assert "500 / 500 / 500 / 500 / 500 / 500" in shown
+    assert re.search(r"time to first token +│ run 1 │( +500 │){6}", shown)
 
 
 @pytest.mark.parametrize(
@@ -183,10 +184,19 @@ def test_doubtful_results_carry_a_note(
     run: RunSummary, options: dict[str, int | bool], load: LoadPattern, note: str
 ) -> None:
     known: dict[str, int | bool] = {"prompt_tokens": 10, "max_tokens": 4} | options
-    (found,) = notes_on(result_of(run, run, load=load), ServeBenchConfig(**known))  # type: ignore[arg-type]
+    (found,) = notes_on(result_of(run, run, load=load), ServeBenchConfig(**known), 0.0)  # type: ignore[arg-type]
     assert note in found
 
 
 def test_a_sound_result_carries_no_note() -> None:
     config = ServeBenchConfig(prompt_tokens=10, max_tokens=4, min_tokens=4, ignore_eos=True)
-    assert notes_on(result_of(run_of()), config) == []
+    assert notes_on(result_of(run_of()), config, 0.0) == []
+
+
+def test_a_cached_chat_template_is_no_cache_hit() -> None:
+    run = summarise([record(cached_tokens=6)], ServiceLevel(), cpu_s=0.0, open_loop=False)
+    config = ServeBenchConfig(prompt_tokens=10, max_tokens=4)
+    assert notes_on(result_of(run), config, 5.0) == []
+    assert notes_on(result_of(run), config, 3.0) != []
+    shared = ServeBenchConfig(prompt_tokens=10, shared_prefix_tokens=2, max_tokens=4)
+    assert notes_on(result_of(run), shared, 3.0) == []
