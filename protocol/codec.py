@@ -49,21 +49,26 @@ class Door(Generic[M]):
     """Decodes what one end of a link may receive; anything else is a ProtocolError."""
 
     def __init__(self, name: str, allowed: UnionType | type[Message]) -> None:
+        """`name` is who sends here, for error texts; `allowed` the union of the link's direction."""
         self.name = name
         types = get_args(allowed) or (allowed,)
         self._decoders = {_TYPE_BYTES[t]: msgspec.msgpack.Decoder(t) for t in types}
 
     def decode(self, frames: Sequence[Frame]) -> Received[M]:
-        """The message in `frames` (without routing identity). Raises ProtocolError."""
+        """The message in `frames` (without routing identity). Raises ProtocolError, whose text never quotes them."""
         if len(frames) < 2:
             raise ProtocolError(f"{self.name}: {len(frames)} frame(s) instead of at least 2")
         decoder = self._decoders.get(bytes(frames[0][:2]))
         if decoder is None:
-            raise ProtocolError(f"{self.name}: unknown message type {bytes(frames[0][:8])!r}")
+            raise ProtocolError(f"{self.name}: unknown message type ({_describe(frames[0])})")
         try:
             return Received(decoder.decode(frames[1]), frames)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise ProtocolError(f"{self.name}: {error}") from error
+
+
+def _describe(type_frame: Frame) -> str:
+    return f"byte {type_frame[0]}" if len(type_frame) == 1 else f"{len(type_frame)} bytes"
 
 
 AT_COORDINATOR_FROM_CLIENT: Door[ClientToCoordinator] = Door("clients", ClientToCoordinator)
@@ -75,7 +80,7 @@ AT_SUBSCRIBER: Door[CoordinatorToAll] = Door("cluster", CoordinatorToAll)
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:
-    """Unsigned 32-bit little-endian."""
+    """Unsigned 32-bit little-endian. Raises OverflowError for a negative or larger id: ids are checked before."""
     packed = array("I", token_ids)
     if sys.byteorder == "big":
         packed.byteswap()

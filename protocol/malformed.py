@@ -19,12 +19,12 @@ class MalformedCounter:
         self.total = 0
 
     def drop(self, error: Exception, peer: bytes = b"") -> None:
-        """Counts one dropped message and logs it (rate-limited). Never logs the content."""
+        """Counts one dropped message and logs it (rate-limited): why and whose (its routing id), never the content."""
         self.total += 1
         self._unlogged += 1
         now_s = self._clock()
         if now_s >= self._next_log_s:
-            who = f" from {peer.hex()}" if peer else ""
+            who = f" from {peer.decode(errors='replace')!a}" if peer else ""
             logger.warning("malformed message dropped%s: %s (%d since the last line)", who, error, self._unlogged)
             self._unlogged = 0
             self._next_log_s = now_s + LOG_INTERVAL_S
