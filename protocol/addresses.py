@@ -17,10 +17,16 @@ CLUSTER = "cluster"
 
 
 def make_run_directory(path: Path | None = None) -> Path:
-    """Creates a run directory (mode 0700, ours), or checks the one given. Raises AddressError."""
+    """Creates a run directory (mode 0700, ours), or checks the one given.
+
+    Raises AddressError when `path` is no directory, or others than we could get at the sockets in it.
+    """
     if path is None:
         return Path(tempfile.mkdtemp(prefix="shoal-"))
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise AddressError(f"run directory {path} is not a directory") from error
     status = path.stat()
     if status.st_uid != os.getuid():
         raise AddressError(f"run directory {path} belongs to user {status.st_uid}, not to {os.getuid()}")
@@ -37,8 +43,8 @@ def ipc_address(run_directory: Path, name: str) -> str:
 def check_address(address: str) -> str:
     """Returns the address; raises AddressError for one that Shoal does not use.
 
-    Allowed are `ipc://<absolute path>`, `inproc://<name>` and `tcp://<loopback>:<port>`. TCP to other machines
-    needs CURVE, which this version has not: a plaintext socket that is not on loopback is refused.
+    Allowed are `ipc://<absolute path>`, `inproc://<name>` and `tcp://<loopback>:<port>`, where 0 or * as port takes
+    a free one. TCP to other machines needs CURVE, which this version has not: plaintext off loopback is refused.
     """
     scheme, separator, rest = address.partition("://")
     if not separator or not rest:
@@ -65,7 +71,7 @@ def _check_ipc_path(path: str) -> None:
 def _check_tcp(address: str, rest: str) -> None:
     host, separator, port = rest.rpartition(":")
     host = host.strip("[]")
-    if not separator or not (port == "*" or (port.isdigit() and int(port) <= 65535)):
+    if not separator or not (port == "*" or (port.isascii() and port.isdigit() and int(port) <= 65535)):
         raise AddressError(f"address {address!r} needs a port between 0 and 65535")
     try:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
