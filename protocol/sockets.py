@@ -6,7 +6,7 @@ only: on ipc the kernel reports a dead peer at once, and an idle cluster should 
 """
 
 import enum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import zmq
 import zmq.utils.monitor
@@ -42,12 +42,13 @@ class SocketKind(enum.Enum):
     """Sending end between two threads of a process (PUSH, connects)."""
 
 
-class _Profile:
-    def __init__(self, socket_type: int, binds: bool, high_water_mark: int, linger_ms: int) -> None:
-        self.socket_type = socket_type
-        self.binds = binds
-        self.high_water_mark = high_water_mark
-        self.linger_ms = linger_ms
+class _Profile(NamedTuple):
+    socket_type: int
+    binds: bool
+    high_water_mark: int
+    """Messages queued per peer and direction; what happens beyond is the sender's rule."""
+    linger_ms: int
+    """How long a closed socket goes on to send what is queued."""
 
 
 _PROFILES = {
@@ -99,7 +100,12 @@ def open_member(context: "zmq.Context[S]", address: str, identity: bytes) -> tup
     _configure(socket, profile, address)
     socket.setsockopt(zmq.IDENTITY, identity)
     monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-    socket.connect(address)
+    try:
+        socket.connect(address)
+    except zmq.ZMQError:
+        monitor.close(0)
+        socket.close(0)
+        raise
     return socket, monitor
 
 
@@ -109,6 +115,7 @@ def _configure(socket: S, profile: _Profile, address: str) -> None:
     socket.setsockopt(zmq.LINGER, profile.linger_ms)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     if address.startswith("tcp://"):
+        socket.setsockopt(zmq.IPV6, "[" in address)  # [::1]; otherwise libzmq calls it no device
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
