@@ -3,7 +3,8 @@
 Child to supervisor: one JSON object a line, about its start (`{"state": "loading", "progress": 0.4}`, ...).
 Supervisor to child: nothing, ever; but when the supervisor dies, by whatever signal, the kernel closes its end and
 the child reads end-of-file and exits at once. So no child outlives its supervisor, on Linux and on macOS. On
-Linux PR_SET_PDEATHSIG does the same for a child whose Python is stuck.
+Linux PR_SET_PDEATHSIG does the same for a child whose Python is stuck; as it fires when the *thread* that started
+the child ends, the supervisor starts children from a thread that lives as long as itself.
 """
 
 import contextlib
