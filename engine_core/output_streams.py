@@ -1,8 +1,8 @@
 """The streams of outputs to the API servers: one PUSH socket each, numbered messages, never a wait.
 
-An API server whose queue is full has stopped reading: its socket is closed and its requests are given up, so that it
-cannot hold up the others or fill the memory. Should it send new requests, it gets a new socket, and sees from the gap
-in the sequence numbers that it has lost outputs.
+An API server whose queue is full has stopped reading (one whose address is no address never starts): its socket is
+closed and its requests are given up, so that it cannot hold up the others or fill the memory. Should it send new
+requests, it gets a new socket, and sees from the gap in the sequence numbers that it has lost outputs.
 """
 
 import logging
@@ -13,6 +13,7 @@ import zmq
 
 from engine_core.scheduler import OutputsByClient
 from protocol.codec import Frame, encode
+from protocol.errors import AddressError
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import EngineCoreOutput, EngineCoreOutputs
 
@@ -80,14 +81,14 @@ class OutputStreams:
 
     def _send_to(self, client_index: ClientIndex, outputs: list[EngineCoreOutput], timestamp_s: float) -> bool:
         stream = self._streams[client_index]
-        if stream.socket is None:
-            stream.socket = self._open_push(stream.address)
         message = EngineCoreOutputs(self._engine_index, self._incarnation, stream.next_sequence, timestamp_s, outputs)
         stream.next_sequence += 1
         try:
+            if stream.socket is None:
+                stream.socket = self._open_push(stream.address)
             stream.socket.send_multipart(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            logger.warning("API server %d does not take its outputs: its requests are given up", client_index)
+        except (AddressError, zmq.ZMQError) as error:  # also zmq.Again: its queue is full
+            logger.warning("API server %d does not take its outputs (%s): its requests end", client_index, error)
             _close(stream, linger_ms=0)
             return False
         return True

@@ -190,5 +190,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert tokens == expected
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestSchedulerMachine = SchedulerMachine.TestCase

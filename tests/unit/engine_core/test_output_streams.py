@@ -1,0 +1,99 @@
+"""Outputs on their way to API servers: numbered, bounded, without a wait."""
+
+import pytest
+import zmq
+
+from engine_core.output_streams import OutputStreams
+from protocol.codec import AT_OUTPUTS, Frame
+from protocol.errors import AddressError
+from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
+from protocol.messages import EngineCoreOutput, EngineCoreOutputs
+
+ONE, TWO = ClientIndex(1), ClientIndex(2)
+
+
+class FakePush:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.sent: list[EngineCoreOutputs] = []
+        self.is_full = False
+        self.closed_with: list[int | None] = []
+
+    def send_multipart(self, msg_parts: list[Frame], flags: int = 0) -> None:
+        assert flags == zmq.NOBLOCK
+        if self.is_full:
+            raise zmq.Again
+        self.sent.append(AT_OUTPUTS.decode(msg_parts).message)
+
+    def close(self, linger: int | None = None) -> None:
+        self.closed_with.append(linger)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.opened: list[FakePush] = []
+        self.streams = OutputStreams(Incarnation("i"), self._open)
+        self.streams.joined(EngineIndex(4))
+        self.streams.set_clients({ONE: "ipc:///one", TWO: "ipc:///two"})
+
+    def _open(self, address: str) -> FakePush:
+        if address == "nonsense":
+            raise AddressError("no address")
+        self.opened.append(FakePush(address))
+        return self.opened[-1]
+
+    def send(self, *clients: ClientIndex) -> list[ClientIndex]:
+        output = EngineCoreOutput(RequestId("r"), 0, 0, [5])
+        return self.streams.send({client: [output] for client in clients}, 12.5)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_each_client_gets_its_own_numbered_messages(bench: Bench) -> None:
+    assert bench.send(ONE, TWO) == bench.send(ONE) == []
+    one, two = bench.opened
+    assert (one.address, two.address) == ("ipc:///one", "ipc:///two")
+    assert [message.sequence for message in one.sent] == [0, 1]
+    assert [message.sequence for message in two.sent] == [0]
+    assert one.sent[0] == EngineCoreOutputs(
+        EngineIndex(4), Incarnation("i"), 0, 12.5, [EngineCoreOutput(RequestId("r"), 0, 0, [5])]
+    )
+
+
+def test_outputs_for_an_unknown_client_are_dropped(bench: Bench) -> None:
+    assert bench.send(ClientIndex(9)) == []
+    assert bench.opened == []
+
+
+def test_a_full_queue_gives_the_client_up_and_the_gap_shows(bench: Bench) -> None:
+    bench.send(ONE, TWO)
+    bench.opened[0].is_full = True
+    assert bench.send(ONE, TWO) == [ONE]
+    assert bench.opened[0].closed_with == [0]
+    assert [message.sequence for message in bench.opened[1].sent] == [0, 1]
+    assert bench.send(ONE) == []
+    assert [message.sequence for message in bench.opened[2].sent] == [2], "the client must see that 1 is missing"
+
+
+def test_an_address_that_is_none_gives_the_client_up(bench: Bench) -> None:
+    bench.streams.set_clients({ONE: "nonsense", TWO: "ipc:///two"})
+    assert bench.send(ONE, TWO) == [ONE]
+
+
+def test_clients_that_left_are_closed_and_a_successor_starts_anew(bench: Bench) -> None:
+    bench.send(ONE, TWO)
+    bench.streams.set_clients({ONE: "ipc:///successor", TWO: "ipc:///two"})
+    assert bench.opened[0].closed_with == [0]
+    assert bench.opened[1].closed_with == []
+    bench.send(ONE, TWO)
+    assert (bench.opened[2].address, bench.opened[2].sent[0].sequence) == ("ipc:///successor", 0)
+    assert bench.opened[1].sent[-1].sequence == 1
+
+
+def test_at_the_end_what_is_queued_is_still_sent(bench: Bench) -> None:
+    bench.send(ONE)
+    bench.streams.close()
+    assert bench.opened[0].closed_with == [None]

@@ -1,0 +1,50 @@
+"""What the engine core lets in."""
+
+from array import array
+
+import pytest
+
+from engine_core.events import RequestArrived, RequestInvalid
+from engine_core.request_check import check_request
+from protocol.codec import pack_token_ids
+from protocol.identifiers import ClientIndex, RequestId
+from protocol.messages import EngineCoreRequest
+from protocol.sampling import SamplingParams
+
+VOCABULARY = 100
+
+
+def request(tokens: int, **sampling: object) -> EngineCoreRequest:
+    parameters = SamplingParams(**{"max_tokens": 5, **sampling})  # type: ignore[arg-type]
+    return EngineCoreRequest(RequestId("r"), ClientIndex(0), 0, "m", tokens, parameters, arrival_time_s=0.0)
+
+
+def test_a_sound_request_comes_with_its_prompt() -> None:
+    sound = request(3, stop_token_ids=(0, 99), logit_bias={99: 1.0}, seed=2**64 - 1)
+    assert check_request(sound, [pack_token_ids([0, 50, 99])], VOCABULARY) == RequestArrived(
+        sound, array("I", [0, 50, 99])
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "buffers", "words"),
+    [
+        (request(2), [pack_token_ids([1, 100])], "100"),
+        (request(3), [pack_token_ids([1, 2])], "2 prompt tokens came instead of 3"),
+        (request(0), [b""], "empty"),
+        (request(1), [b"12345"], "token ids"),
+        (request(1), [], "0 buffers"),
+        (request(1), [pack_token_ids([1]), b""], "2 buffers"),
+        (request(1, stop_token_ids=(100,)), [pack_token_ids([1])], "100"),
+        (request(1, logit_bias={-1: 0.5}), [pack_token_ids([1])], "-1"),
+        (request(1, max_tokens=0), [pack_token_ids([1])], "max_tokens"),
+        (request(1, seed=-1), [pack_token_ids([1])], "seed"),
+    ],
+)
+def test_what_could_harm_the_others_is_refused_with_the_reason(
+    asked: EngineCoreRequest, buffers: list[bytes], words: str
+) -> None:
+    checked = check_request(asked, buffers, VOCABULARY)
+    assert isinstance(checked, RequestInvalid)
+    assert checked.request is asked
+    assert words in checked.error
