@@ -20,6 +20,9 @@ class ServeBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = None
     api: Annotated[Literal["chat", "completions"], Meta(description="chat completions or plain completions")] = "chat"
     model: Annotated[str | None, Meta(description="model to ask for; default: the first that the server lists")] = None
+    compare_model: Annotated[
+        str | None, Meta(description="model at the second server; default: as --model, or the first that it lists")
+    ] = None
     api_key_env: Annotated[str, Meta(description="environment variable that holds the API key, if one is needed")] = (
         "BENCH_API_KEY"
     )
@@ -82,6 +85,8 @@ class ServeBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     def __post_init__(self) -> None:
         if self.concurrency and self.rate:
             raise ValueError("--concurrency (closed loop) and --rate (open loop) exclude each other")
+        if self.compare_model is not None and self.compare is None:
+            raise ValueError("--compare-model needs --compare")
         if self.shared_prefix_tokens >= self.prompt_tokens:
             raise ValueError("--shared-prefix-tokens must be less than --prompt-tokens")
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:

@@ -59,7 +59,7 @@ async def measure(config: ServeBenchConfig, say: Say) -> Measurement:
     """Measures as configured. Raises EndpointError, ValueError for bad input files, OSError for unreadable ones."""
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     async with contextlib.AsyncExitStack() as stack:
-        servers = [await _prepare(stack, config, name, url) for name, url in _urls(config)]
+        servers = [await _prepare(stack, config, *addressed) for addressed in _addresses(config)]
         calibration = await _calibrate(config, servers[0])
         session = _Session(config, servers, _workload(config, calibration), say)
         results = [result for load in load_patterns(config) for result in await session.run(load)]
@@ -83,11 +83,17 @@ def load_patterns(config: ServeBenchConfig) -> Sequence[LoadPattern]:
     return [ClosedLoop(streams) for streams in config.concurrency or (DEFAULT_CONCURRENCY,)]
 
 
-def _urls(config: ServeBenchConfig) -> list[tuple[str, str]]:
-    return [("A", config.url)] + ([("B", config.compare)] if config.compare else [])
+def _addresses(config: ServeBenchConfig) -> list[tuple[str, str, str | None]]:
+    """Name, URL and, if it was given, model of each server."""
+    addresses = [("A", config.url, config.model)]
+    if config.compare is not None:
+        addresses.append(("B", config.compare, config.compare_model or config.model))
+    return addresses
 
 
-async def _prepare(stack: contextlib.AsyncExitStack, config: ServeBenchConfig, name: str, url: str) -> _Server:
+async def _prepare(
+    stack: contextlib.AsyncExitStack, config: ServeBenchConfig, name: str, url: str, asked_model: str | None
+) -> _Server:
     options = EndpointOptions(
         url=url,
         api=config.api,
@@ -97,7 +103,7 @@ async def _prepare(stack: contextlib.AsyncExitStack, config: ServeBenchConfig, n
         api_key=os.environ.get(config.api_key_env),
     )
     endpoint = await stack.enter_async_context(Endpoint(options))
-    model = config.model or await endpoint.first_model()
+    model = asked_model or await endpoint.first_model()
     return _Server(name, url, model, endpoint, BodyMaker(config, model))
 
 

@@ -93,7 +93,7 @@ _ROWS: list[tuple[str, Callable[[RunSummary], str]]] = [
 _LATENCIES: list[tuple[str, Callable[[RunSummary], Distribution | None]]] = [
     ("time to first token", lambda run: run.ttft_ms),
     ("inter-token latency", lambda run: run.itl_ms),
-    ("time per token, by request", lambda run: run.time_per_token_ms),
+    ("time per token (mean)", lambda run: run.time_per_token_ms),
     ("end to end", lambda run: run.e2e_ms),
 ]
 

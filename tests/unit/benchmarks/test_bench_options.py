@@ -33,6 +33,7 @@ def test_flags_of_all_kinds_are_read() -> None:
         (["--concurrency", "2", "--rate", "2"], "--concurrency"),
         (["--prompt-tokens", "5", "--shared-prefix-tokens", "5"], "--shared-prefix-tokens"),
         (["--min-tokens", "5", "--max-tokens", "4"], "--min-tokens"),
+        (["--compare-model", "m"], "--compare"),
         (["--no-stream", "--slo-ttft-ms", "5"], "--no-stream"),
     ],
 )

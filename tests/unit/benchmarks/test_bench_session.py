@@ -78,6 +78,15 @@ async def test_two_servers_are_measured_in_turns_with_prompts_of_their_own() -> 
     assert comparison.figures[0].name == "output_tokens_per_s"
 
 
+async def test_the_second_server_may_call_its_model_otherwise() -> None:
+    async with ScriptedServer(model_server) as a, ScriptedServer(model_server) as b:
+        options = {"compare": b.url, "model": "one", "compare_model": "other", "requests": 1, "warmup": 0}
+        measurement = await measure_scripted(a, **options)
+    assert {body["model"] for body in a.bodies} == {"one"}
+    assert {body["model"] for body in b.bodies} == {"other"}
+    assert [result.model for result in measurement.report.results] == ["one", "other"]
+
+
 async def test_failures_and_failed_warm_up_are_reported() -> None:
     async with ScriptedServer(lambda body: json_answer({}, status=503)) as server:
         measurement = await measure_scripted(server, calibrate=False)
