@@ -1,0 +1,59 @@
+"""Who waits, and in which order."""
+
+from array import array
+
+from engine_core.sequence import Sequence
+from engine_core.waiting_queue import WaitingQueue
+from protocol.identifiers import ClientIndex, RequestId
+from protocol.messages import EngineCoreRequest
+from protocol.sampling import SamplingParams
+
+
+def sequence(arrival: int, priority: int = 0, tokens: int = 5) -> Sequence:
+    request = EngineCoreRequest(
+        RequestId(f"r{arrival}"),
+        ClientIndex(0),
+        0,
+        "m",
+        tokens,
+        SamplingParams(max_tokens=5),
+        arrival_time_s=0.0,
+        priority=priority,
+    )
+    return Sequence(request, array("I", [1] * tokens), arrival, 100)
+
+
+def test_priority_goes_before_arrival() -> None:
+    waiting = WaitingQueue()
+    late, early, urgent = sequence(2), sequence(1), sequence(3, priority=-1)
+    for each in (late, early, urgent):
+        waiting.add(each)
+        waiting.check_invariants()
+    assert list(waiting) == [urgent, early, late]
+    assert waiting.head is urgent
+
+
+def test_anyone_can_leave_and_the_tokens_that_wait_are_counted() -> None:
+    waiting = WaitingQueue()
+    sequences = [sequence(number, tokens=number + 1) for number in range(5)]
+    for each in sequences:
+        waiting.add(each)
+    assert waiting.queued_tokens == 0 + 1 + 2 + 3 + 4
+    waiting.remove(sequences[3])
+    waiting.check_invariants()
+    assert (len(waiting), waiting.queued_tokens) == (4, 7)
+
+
+def test_a_preempted_sequence_is_before_all_that_came_later() -> None:
+    waiting = WaitingQueue()
+    first, second, third = (sequence(number) for number in range(3))
+    for each in (first, second, third):
+        waiting.add(each)
+    waiting.remove(first)
+    first.admit(0)
+    first.prefilled(3)
+    first.preempt()
+    waiting.add(first)
+    waiting.check_invariants()
+    assert list(waiting) == [first, second, third]
+    assert waiting.queued_tokens == 12
