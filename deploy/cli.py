@@ -158,6 +158,7 @@ def _serve(flags: Mapping[str, Any]) -> int:
 
 
 def _pull(flags: Mapping[str, Any]) -> int:
+    by_hand = LIFELINE_FD not in os.environ
     lifeline = Lifeline.from_environment()
     set_up_logging("pull", "info", "text")
     from deploy.demo_model import DemoModelError
@@ -169,7 +170,8 @@ def _pull(flags: Mapping[str, Any]) -> int:
         print(f"shoal pull: {error}", file=sys.stderr)
         return 1
     lifeline.notify(Notice("ready", detail=str(folder)))
-    print(folder)
+    if by_hand:
+        print(folder)
     return 0
 
 

@@ -22,7 +22,7 @@ class RunDirectory:
 
     def __init__(self, path: Path | None) -> None:
         """Makes a new one, or takes the one given. Raises AddressError when it is in use, or open to others."""
-        self._given = path is not None
+        self._is_ours = path is None or not path.exists()
         self.path = make_run_directory(path.absolute() if path else None)
         lock = _lock(self.path)
         if lock is None:
@@ -56,11 +56,12 @@ class RunDirectory:
         return self.path / _METRICS
 
     def remove(self) -> None:
-        """Removes what a supervisor puts there, and the directory if nothing else is in it."""
+        """Removes what a supervisor puts there, and the directory if this one made it and nothing else is in it."""
         self._remove_contents()
         (self.path / _LOCK).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.path.rmdir()
+        if self._is_ours:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
         self._lock.close()
 
     def _remove_contents(self) -> None:

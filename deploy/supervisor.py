@@ -92,7 +92,8 @@ async def _serve(values: Mapping[str, Any]) -> int:
 
 
 def _ready_line(url: str, launch: Launch) -> str:
-    name = launch.values.get("served_model_name") or Path(launch.model).name
+    own_name = "sim" if launch.model.startswith(SIMULATED) else Path(launch.model).name
+    name = launch.values.get("served_model_name") or own_name
     return (
         f"Shoal is ready: {url}/v1, model {name}, {launch.engines} engine core(s), {launch.api_servers} API server(s)"
     )

@@ -1,0 +1,60 @@
+"""A run directory belongs to one living supervisor, and disappears with it."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.run_directory import RunDirectory, remove_stale
+from protocol.errors import AddressError
+
+
+def test_new_directory_is_private_and_removed_with_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    directory = RunDirectory(None)
+    assert directory.path.stat().st_mode & 0o777 == 0o700
+    (directory.path / "clients").touch()
+    (directory.path / "outputs-api-0").touch()
+    (directory.metrics / "gauge_1.db").touch()
+    directory.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_given_directory_keeps_what_is_not_shoals(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "letter.txt").touch()
+    directory = RunDirectory(tmp_path)
+    directory.remove()
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_directory_in_use_or_open_to_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(AddressError, match="chmod 700"):
+        RunDirectory(tmp_path / "open")
+    first = RunDirectory(tmp_path / "own")
+    with pytest.raises(AddressError, match="alive"):
+        RunDirectory(tmp_path / "own")
+    first.remove()
+    RunDirectory(tmp_path / "own").remove()
+
+
+def test_path_too_long_for_a_socket_says_what_to_do(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / ("x" * 100))
+    with pytest.raises(AddressError, match="--run-dir"):
+        _ = directory.clients
+    directory.remove()
+
+
+def test_only_directories_of_dead_supervisors_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    alive = RunDirectory(None)
+    dead = tmp_path / "shoal-dead"
+    dead.mkdir()
+    (dead / "supervisor.lock").touch()
+    foreign = tmp_path / "shoal-notes"
+    foreign.mkdir()
+    assert remove_stale() == [dead]
+    assert sorted(tmp_path.iterdir()) == sorted([alive.path, foreign])
+    alive.remove()
