@@ -229,8 +229,9 @@ def test_counts_are_zero_when_idle_and_the_next_requests_are_spread(core: Core, 
     """After many requests, a third of them aborted and some of those reported as finished too (BR-i12)."""
     engines = {e.identity: e for e in (FakeEngine(core, f"engine-{number}") for number in range(3))}
     other = FakeClient(core, "api-1")
-    for member in (*engines.values(), other):
-        member.hello()
+    other.hello()
+    for engine in engines.values():
+        engine.hello()
     for number in range(1500):
         sender = (client, other)[number % 2]
         sender.submit(f"r{number}", tokens=1 + number % 700)

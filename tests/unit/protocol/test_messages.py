@@ -10,6 +10,7 @@ from message_samples import GOLDEN, SAMPLES
 
 from protocol import codec, messages
 from protocol.codec import encode
+from protocol.errors import ProtocolError
 from protocol.messages import TYPE_NUMBERS, FinishReason, Message, RejectReason
 from protocol.sampling import SamplingParams
 
@@ -40,8 +41,9 @@ def strategy_for(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
 
 st.register_type_strategy(int, st.integers(-(2**63), 2**64 - 1))
 st.register_type_strategy(float, st.floats(allow_nan=False))
-for each in (SamplingParams, *STRUCTS):
-    st.register_type_strategy(each, struct_strategy)
+struct_types: list[type] = [SamplingParams, *STRUCTS]
+for struct_type in struct_types:
+    st.register_type_strategy(struct_type, struct_strategy)
 
 
 def decode(message_type: type[Message], payload: bytes) -> Message:
@@ -114,7 +116,7 @@ def test_each_message_has_a_door_that_takes_it() -> None:
 def _takes(door: codec.Door[typing.Any], frames: list[codec.Frame]) -> bool:
     try:
         return bool(door.decode(frames).message is not None)
-    except codec.ProtocolError:
+    except ProtocolError:
         return False
 
 

@@ -46,22 +46,28 @@ def context() -> Iterator[Context]:
     context.destroy(linger=0)
 
 
+def number(opened: zmq.Socket[bytes], option: int) -> int:
+    value = opened.getsockopt(option)
+    assert isinstance(value, int)
+    return value
+
+
 @pytest.mark.parametrize("kind", list(SocketKind))
 def test_every_queue_and_every_message_is_bounded(context: Context, kind: SocketKind) -> None:
     opened, _ = open_socket(context, kind, "tcp://127.0.0.1:0" if kind in BINDING else "tcp://127.0.0.1:9")
     assert opened.type == TYPES[kind]
-    assert 0 < opened.getsockopt(zmq.SNDHWM) <= 20_000
-    assert 0 < opened.getsockopt(zmq.RCVHWM) <= 20_000
-    assert opened.getsockopt(zmq.MAXMSGSIZE) == MAX_MESSAGE_BYTES
-    assert 0 <= opened.getsockopt(zmq.LINGER) <= 2_000
+    assert 0 < number(opened, zmq.SNDHWM) <= 20_000
+    assert 0 < number(opened, zmq.RCVHWM) <= 20_000
+    assert number(opened, zmq.MAXMSGSIZE) == MAX_MESSAGE_BYTES
+    assert 0 <= number(opened, zmq.LINGER) <= 2_000
 
 
 def test_tcp_has_heartbeats_and_ipc_has_not(context: Context, tmp_path: Path) -> None:
     over_tcp, _ = open_socket(context, SocketKind.CLIENTS, "tcp://127.0.0.1:0")
     over_ipc, _ = open_socket(context, SocketKind.CLIENTS, f"ipc://{tmp_path}/s")
-    assert over_tcp.getsockopt(zmq.HEARTBEAT_IVL) == HEARTBEAT_INTERVAL_MS
-    assert over_tcp.getsockopt(zmq.HEARTBEAT_TIMEOUT) == HEARTBEAT_TIMEOUT_MS
-    assert over_ipc.getsockopt(zmq.HEARTBEAT_IVL) == 0
+    assert number(over_tcp, zmq.HEARTBEAT_IVL) == HEARTBEAT_INTERVAL_MS
+    assert number(over_tcp, zmq.HEARTBEAT_TIMEOUT) == HEARTBEAT_TIMEOUT_MS
+    assert number(over_ipc, zmq.HEARTBEAT_IVL) == 0
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://[::1]:0", "tcp://localhost:*"])
