@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -179,6 +180,11 @@ class EngineCoreProcess:
         """User and system time so far (proc(5))."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def wake_ups(self) -> int:
+        """Times that a thread of it went to sleep so far (proc(5))."""
+        statuses = [path.read_text() for path in Path(f"/proc/{self.process.pid}/task").glob("*/status")]
+        return sum(int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.MULTILINE)[0]) for text in statuses)
 
     def close(self) -> None:
         if self.process.poll() is None:

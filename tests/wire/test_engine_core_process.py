@@ -1,5 +1,7 @@
 """A real engine core process on a simulated device, between a fake coordinator and fake API servers."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,13 +168,14 @@ def test_an_idle_engine_core_hardly_wakes(coordinator: FakeCoordinator, client: 
         coordinator.welcome(client)
         client.wait_end(coordinator.request(client, PROMPT, greedy(3)))
         wait_load(coordinator, running=0)
-        before, reports, end = engine.cpu_s(), 0, time.monotonic() + 5
+        cpu_s, wake_ups, reports, end = engine.cpu_s(), engine.wake_ups(), 0, time.monotonic() + 5
         while (left := end - time.monotonic()) > 0:
             if coordinator.socket.poll(left * 1_000):
                 coordinator.receive()
                 reports += 1
         assert 3 <= reports <= 6
-        assert engine.cpu_s() - before <= 0.1
+        assert engine.cpu_s() - cpu_s <= 0.1
+        assert engine.wake_ups() - wake_ups <= 5 * 4, "the input thread and ZeroMQ's own wake once a second"
 
 
 def test_sigterm_lets_running_requests_finish(coordinator: FakeCoordinator, client: FakeApiServer) -> None:
@@ -242,6 +245,19 @@ def test_a_step_that_raises_ends_the_process(coordinator: FakeCoordinator, clien
         assert "step 3 fails" in log
         client.wait_tokens(key, 2)
         assert not client.has_ended(key), "what becomes of it is the coordinator's to say"
+
+
+def test_a_thread_that_raises_ends_the_process_whatever_the_others_do() -> None:
+    program = (
+        "import threading; from engine_core.shutdown import start_thread\n"
+        "def fail(): raise KeyError('lost')\n"
+        "start_thread('input', fail); threading.Event().wait()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert ended.returncode == 1
+    assert "KeyError: 'lost'" in ended.stderr
 
 
 @pytest.mark.parametrize(
