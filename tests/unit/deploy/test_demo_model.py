@@ -98,7 +98,7 @@ def test_config_says_what_the_file_says(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_model_folder(write_tiny_gguf(tmp_path / "m.gguf"), folder, Weights.FLOAT32)
     config = json.loads((folder / "config.json").read_text())
-    assert (config["model_type"], config["num_hidden_layers"], config["vocab_size"]) == ("llama", 1, 8)
+    assert (config["model_type"], config["num_hidden_layers"], config["vocab_size"]) == ("llama", 1, 9)
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (4, 2)
     assert config["rope_theta"] == 10000.0
     assert "quantization" not in config

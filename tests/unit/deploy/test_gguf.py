@@ -20,9 +20,9 @@ def test_weights_are_those_that_went_in_query_and_key_rows_included(tmp_path: Pa
 def test_metadata_of_each_kind(tmp_path: Path) -> None:
     gguf = GgufFile(write_tiny_gguf(tmp_path / "m.gguf"))
     assert gguf.text("tokenizer.ggml.model") == "gpt2"
-    assert gguf.texts("tokenizer.ggml.merges") == ["a b"]
+    assert gguf.texts("tokenizer.ggml.merges") == ["a b", "1 1"]
     assert gguf.integer("llama.block_count") == 1
-    assert gguf.integers("tokenizer.ggml.token_type") == [3, 3, 3, 1, 1, 1, 1, 1]
+    assert gguf.integers("tokenizer.ggml.token_type") == [3, 3, 3, 1, 1, 1, 1, 1, 1]
     assert gguf.number("llama.rope.freq_base") == 10000.0
 
 

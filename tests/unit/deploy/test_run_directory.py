@@ -24,9 +24,11 @@ def test_new_directory_is_private_and_removed_with_what_is_in_it(
 def test_given_directory_keeps_what_is_not_shoals(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "letter.txt").touch()
-    directory = RunDirectory(tmp_path)
-    directory.remove()
+    RunDirectory(tmp_path).remove()
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    (tmp_path / "letter.txt").unlink()
+    RunDirectory(tmp_path).remove()
+    assert tmp_path.is_dir()
 
 
 def test_directory_in_use_or_open_to_others_is_refused(tmp_path: Path) -> None:

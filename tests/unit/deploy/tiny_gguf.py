@@ -5,10 +5,10 @@ from typing import Any
 
 import mlx.core as mx
 
-HIDDEN = 16
-HEADS = 4
+HIDDEN = 24
+HEADS = 4  # of 6 dimensions: with 4, the two orders of rows would be the same
 KV_HEADS = 2
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "ab", "1", "Ġ"]
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "ab", "1", "Ġ", "11"]
 
 
 def half_rows_interleaved(weight: Any, heads: int) -> Any:
@@ -33,11 +33,11 @@ def metadata() -> dict[str, Any]:
         "tokenizer.chat_template": "{{ messages[0]['content'] }}",
         "tokenizer.ggml.bos_token_id": mx.array(1, mx.uint32),
         "tokenizer.ggml.eos_token_id": mx.array(2, mx.uint32),
-        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.merges": ["a b", "1 1"],
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.padding_token_id": mx.array(2, mx.uint32),
         "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.token_type": mx.array([3, 3, 3, 1, 1, 1, 1, 1], mx.int32),
+        "tokenizer.ggml.token_type": mx.array([3, 3, 3, 1, 1, 1, 1, 1, 1], mx.int32),
         "tokenizer.ggml.tokens": TOKENS,
         "tokenizer.ggml.unknown_token_id": mx.array(0, mx.uint32),
     }
