@@ -1,0 +1,63 @@
+"""The command line starts light and says what is wrong."""
+
+import subprocess
+import sys
+
+import pytest
+
+from deploy.cli import main
+
+
+def modules_loaded_by(code: str, suspects: set[str]) -> set[str]:
+    """Which of the suspects a fresh interpreter has loaded after this code."""
+    report = f"{code}\nimport sys\nprint(*({suspects!r} & set(sys.modules)))"
+    child = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True)
+    return set(child.stdout.splitlines()[-1].split())
+
+
+HEAVY = {"mlx", "mlx_lm", "transformers", "torch", "huggingface_hub"}
+
+
+def test_parsing_loads_nothing_that_only_a_command_needs() -> None:
+    code = "from deploy.cli import main\ntry:\n    main(['serve', '--help'])\nexcept SystemExit:\n    pass"
+    assert modules_loaded_by(code, HEAVY | {"starlette", "zmq", "rich", "aiohttp"}) == set()
+
+
+def test_supervisor_does_not_load_mlx() -> None:
+    assert modules_loaded_by("import deploy.supervisor", HEAVY) == set()
+    assert modules_loaded_by("import deploy.demo_model", HEAVY) == {"mlx"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["serve", "--engines", "0"], "--engines"),
+        (["engine-core", "--model", "sim:"], "--engines-address"),
+        (["coordinator", "--config", "/no/such/shoal.toml"], "/no/such/shoal.toml"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_named(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "coordinator", "engine-core", "api-server"])
+def test_every_flag_is_explained_with_its_variable(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert text.count("SHOAL_") >= text.count("\n  --") > 3
+
+
+def test_bench_is_handed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "serve", "--help"])
+    assert end.value.code == 0
+    assert "--url" in capsys.readouterr().out
+
+
+def test_missing_model_folder_is_a_failure_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "/no/such/folder"]) == 1
+    assert "no model folder" in capsys.readouterr().err
