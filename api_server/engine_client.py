@@ -31,6 +31,7 @@ from api_server.cluster_view import ClusterView
 from api_server.collector import TokenCollector
 from api_server.generation_backend import AbortCause, Collector, GenerationFailed, Rejected
 from api_server.generation_metrics import GenerationObserver
+from api_server.heap import return_free_memory
 from api_server.links import Incoming, Links
 from api_server.metrics import Metrics
 from api_server.served_model import ServedModel
@@ -69,6 +70,12 @@ class _Generation:
         self.admission: asyncio.Future[Rejected | None] = asyncio.get_running_loop().create_future()
         """Done when the cluster has answered, in whichever way."""
         self.abort_cause = AbortCause.DISCONNECT
+
+
+def _build_model(card_hash: str, packed: Frame) -> ServedModel:
+    model = ServedModel(unpack_card(packed, card_hash))
+    return_free_memory()
+    return model
 
 
 class EngineClient:
@@ -231,7 +238,7 @@ class EngineClient:
 
     async def _build(self, card_hash: str, packed: Frame) -> None:
         try:
-            model = await asyncio.to_thread(lambda: ServedModel(unpack_card(packed, card_hash)))
+            model = await asyncio.to_thread(_build_model, card_hash, packed)
         except ProtocolError as error:
             self._drop(error)
             self._cards.fail(card_hash, self._clock())

@@ -1,5 +1,7 @@
 """A model that callers may name: its card with what was built from it once."""
 
+import msgspec
+
 from api_server.chat_template import ChatTemplate
 from api_server.tokenizer import Tokenizer
 from protocol.card import ModelCard
@@ -10,7 +12,8 @@ class ServedModel:
 
     def __init__(self, card: ModelCard) -> None:
         """Builds both; a large tokenizer takes seconds, so call it off the event loop. Raises ProtocolError."""
-        self.card = card
+        self.card = msgspec.structs.replace(card, tokenizer_json="")
+        """Without the text of the tokenizer, which may have tens of megabytes."""
         self.tokenizer = Tokenizer(card.tokenizer_json)
         self.template: ChatTemplate | None = None
         if card.chat_template is not None:
