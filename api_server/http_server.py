@@ -28,6 +28,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             http=BoundedHttpProtocol,
+            interface="asgi3",
             loop="none",
             ws="none",
             lifespan="off",
