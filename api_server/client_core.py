@@ -76,11 +76,6 @@ class ClientCore:
         return self._link.is_welcomed
 
     @property
-    def coordinator(self) -> Incarnation | None:
-        """The coordinator that welcomed us last."""
-        return self._link.coordinator
-
-    @property
     def num_generations(self) -> int:
         """Generations that have not ended."""
         return len(self._live)

@@ -23,11 +23,6 @@ class ClusterView:
         return [self._engines[index] for index in sorted(self._engines)]
 
     @property
-    def coordinator(self) -> Incarnation:
-        """Whose state this is; empty before the first snapshot."""
-        return self._snapshot.incarnation
-
-    @property
     def malformed_total(self) -> int:
         """Messages that the coordinator dropped as malformed."""
         return self._snapshot.malformed_total

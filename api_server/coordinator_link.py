@@ -6,7 +6,7 @@ import msgspec
 
 from api_server.client_events import Send
 from api_server.live_generation import Engine
-from protocol.identifiers import ClientIndex, Incarnation
+from protocol.identifiers import ClientIndex
 from protocol.messages import Abort, ClientHello, ClientWelcome, RequestKey
 
 MAX_PENDING_ABORTS = 16_384
@@ -29,8 +29,6 @@ class CoordinatorLink:
         """`hello` is what this process says of itself; its client index follows what a coordinator gives."""
         self._hello = hello
         self.state = LinkState.DOWN
-        self.coordinator: Incarnation | None = None
-        """The coordinator that welcomed us last."""
         self._pending_aborts: dict[RequestKey, None] = {}
 
     @property
@@ -56,7 +54,6 @@ class CoordinatorLink:
         """The coordinator answered. Returns whether it gave us another client index than we had."""
         changed = welcome.client_index != self.client_index
         self._hello = msgspec.structs.replace(self._hello, client_index=welcome.client_index)
-        self.coordinator = welcome.incarnation
         self.state = LinkState.WELCOMED
         return changed
 

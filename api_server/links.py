@@ -51,7 +51,16 @@ class Links:
 
     def send(self, message: ClientToCoordinator, buffers: Sequence[Frame] = ()) -> bool:
         """Sends to the coordinator; false when there is no connection or its queue is full."""
-        sent = cast("asyncio.Future[None]", self._coordinator.send_multipart(encode(message, *buffers), zmq.NOBLOCK))
+        frames = encode(message, *buffers)
+        if self._try_to_send(frames):
+            return True
+        # A connection that was just made, and that the monitor has reported, may not have reached the socket: libzmq
+        # looks at such news at most once a millisecond when it sends, but always when it is asked for events.
+        self._coordinator.getsockopt(zmq.EVENTS)
+        return self._try_to_send(frames)
+
+    def _try_to_send(self, frames: list[Frame]) -> bool:
+        sent = cast("asyncio.Future[None]", self._coordinator.send_multipart(frames, zmq.NOBLOCK))
         try:
             sent.result()  # with NOBLOCK it is done at once
         except zmq.Again:

@@ -364,6 +364,18 @@ async def test_garbage_on_every_socket_is_counted_and_changes_nothing(cluster: C
     assert not cluster.running.done()
 
 
+async def test_a_fault_of_ours_ends_the_client_instead_of_leaving_it_half_dead(lonely: Cluster) -> None:
+    lonely.running.cancel()
+
+    def fail(message: object, buffers: object) -> None:
+        raise RuntimeError("a fault")
+
+    receiving = asyncio.create_task(lonely.links.receive(fail, fail))  # type: ignore[arg-type]
+    lonely.start_coordinator()
+    with pytest.RaisesGroup(RuntimeError):
+        await asyncio.wait_for(receiving, LIMIT_S)
+
+
 async def test_a_damaged_card_is_dropped_and_serves_nothing(lonely: Cluster) -> None:
     coordinator = lonely.start_coordinator()
     coordinator.packed_card = coordinator.packed_card[:-20]
