@@ -151,12 +151,10 @@ async def _cancel(futures: Sequence[asyncio.Future[Any]]) -> None:
 
 
 def _choice_text(plan: GenerationPlan, choice: ChoicePlan) -> ChoiceText:
-    stop_ids = set(choice.sampling.stop_token_ids)
-    if not choice.sampling.ignore_eos:
-        stop_ids |= set(plan.model.card.eos_token_ids)
+    stop_ids = frozenset({*choice.sampling.stop_token_ids, *plan.model.card.eos_token_ids})
     return ChoiceText(
         Detokenizer(plan.model.tokenizer, choice.prompt_ids, plan.skip_special_tokens),
         StopStrings(plan.stop_strings, plan.include_stop_str_in_output),
         choice.sampling.min_tokens,
-        frozenset() if plan.include_stop_str_in_output else frozenset(stop_ids),
+        frozenset() if plan.include_stop_str_in_output else stop_ids,
     )

@@ -148,6 +148,20 @@ async def test_a_body_above_the_limit_is_413_with_and_without_its_length() -> No
     assert error_of(response)["code"] == "request_too_large"
 
 
+async def test_an_announced_length_above_the_limit_is_refused_unread() -> None:
+    read = False
+
+    async def chunks() -> Any:
+        nonlocal read
+        read = True
+        yield b"{}"
+
+    for length in ("16777217", "9" * 5000):
+        headers = {**JSON, "content-length": length}
+        assert (await Server().client.post(ROUTES[1], content=chunks(), headers=headers)).status_code == 413
+    assert not read
+
+
 async def test_many_wrong_fields_give_one_small_error() -> None:
     # BR-b14
     response = await Server().chat(messages=[{"role": "user", "content": 5, "x": "y" * 1000}] * 3000)

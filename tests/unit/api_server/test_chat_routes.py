@@ -171,8 +171,9 @@ async def test_without_a_seed_requests_differ() -> None:
 
 async def test_cached_tokens_are_reported() -> None:
     steps: list[Step] = [TokenDelta(ids("a"), cached_tokens=9), TokenDelta([2], FinishReason.STOP)]
-    usage = (await Server(lambda *_: steps).chat()).json()["usage"]
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 9}
+    for n in (1, 3):  # of one prompt, which counts once
+        usage = (await Server(lambda *_: steps).chat(n=n)).json()["usage"]
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 9}
 
 
 @pytest.mark.parametrize("stream", [False, True])

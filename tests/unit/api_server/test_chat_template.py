@@ -75,8 +75,6 @@ def test_a_template_that_fails_on_these_messages_refuses_them(source: str) -> No
         "{{ 'a' * 10**10 }}",
         "{{ ([0] * 10**9) | length }}",
         "{{ 10 ** 10000 }}",
-        "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-        "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
         "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% include 'x' %}",
@@ -85,6 +83,13 @@ def test_a_template_that_fails_on_these_messages_refuses_them(source: str) -> No
 def test_what_templates_may_not_do(source: str) -> None:
     with pytest.raises(TemplateRefused):
         render(source)
+
+
+@pytest.mark.parametrize("operator", ["~", "+"])
+def test_a_text_that_doubles_is_stopped_by_its_length(operator: str) -> None:
+    source = "{% set n = namespace(s='ab') %}{% for i in range(28) %}{% set n.s = n.s OP n.s %}{% endfor %}"
+    with pytest.raises(TemplateRefused, match="more than 33554432 characters"):
+        render(source.replace("OP", operator))
 
 
 @pytest.mark.parametrize(
@@ -123,5 +128,11 @@ def test_a_template_that_drops_the_continued_message_is_refused() -> None:
 
 
 def test_variables_of_the_caller_do_not_replace_the_servers() -> None:
-    text = render("{{ messages[0].content }}{{ add_generation_prompt }}", messages=HI, shoal_tick="x")
-    assert text == "hiTrue"
+    source = "{% for message in messages %}{{ message.content }}{% endfor %}{{ add_generation_prompt }}"
+    assert render(source, messages=HI, shoal_tick="x") == "hiTrue"
+
+
+def test_text_that_looks_like_the_end_of_a_continued_message_is_text() -> None:
+    marker = "\ufdd0continue\ufdd1"
+    messages = [{"role": "user", "content": marker}, {"role": "assistant", "content": f"{marker}x"}]
+    assert ChatTemplate(CHATML, {}).render_open_ended(messages, {}).endswith(f"assistant\n{marker}x")

@@ -100,6 +100,11 @@ def test_a_word_that_continues_the_prompt_keeps_its_space() -> None:
     assert "".join(stream(FALLBACK, words[1:])) == "fox"
 
 
+def test_text_after_a_turn_marker_starts_without_a_space() -> None:
+    first, *rest = FALLBACK.encode("the fox", add_special_tokens=False)
+    assert "".join(stream(FALLBACK, rest, prompt=[first, 2])) == "fox"
+
+
 def test_special_tokens_are_skipped_only_on_request() -> None:
     token_ids = [1, *BYTE_LEVEL.encode("hello", add_special_tokens=False), 2]
     assert "".join(stream(BYTE_LEVEL, token_ids, skip=True)) == "hello"

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 from http_fakes import FakeBackend, FakeCollector, Server, ids, user
 
-from api_server.generation_backend import AbortCause, TokenDelta
+from api_server.generation_backend import AbortCause, Rejected, TokenDelta
+from protocol.messages import RejectReason
 
 
 class Connection:
@@ -97,6 +98,27 @@ async def test_a_caller_who_leaves_before_admission_cancels_the_submission() -> 
     await connection.task
     assert cancelled.is_set()
     assert server.backend.aborts == []
+    assert others() == set()
+
+
+async def test_a_rejection_cancels_the_submissions_that_still_wait() -> None:
+    server = Server()
+    cancelled = []
+
+    async def submit(*_: Any) -> FakeCollector:
+        if not cancelled:
+            cancelled.append(False)
+            raise Rejected(RejectReason.OVERLOADED, "no room", 1)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(True)
+        raise AssertionError
+
+    server.backend.submit = submit  # type: ignore[method-assign]
+    response = await server.chat(n=3)
+    assert response.status_code == 429
+    assert cancelled == [False, True, True]
     assert others() == set()
 
 

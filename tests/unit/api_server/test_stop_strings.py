@@ -1,5 +1,7 @@
 """Stop strings: the result is that of a search in the whole text, and only what may matter is held back."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +38,14 @@ def test_any_pieces_give_what_a_search_of_the_whole_text_gives(
     pieces: list[str], stops: list[str], include: bool
 ) -> None:
     assert feed(StopStrings(stops, include), pieces) == reference("".join(pieces), stops, include)
+
+
+def test_every_short_pattern_is_found_in_every_short_text() -> None:
+    stops = ["".join(word) for n in (1, 2, 3, 4) for word in itertools.product("ab", repeat=n)]
+    texts = ["".join(word) for word in itertools.product("ab<", repeat=7)]
+    for stop in stops:
+        for text in texts:
+            assert (StopStrings([stop], False).push(text, armed=True).matched is not None) == (stop in text)
 
 
 @given(pieces=st.lists(letters, max_size=8), stops=patterns)
