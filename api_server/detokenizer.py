@@ -73,6 +73,7 @@ class Detokenizer:
 
 
 def _byte_level_bytes(name: str) -> bytes:
-    if all(character in _BYTE_OF for character in name):
-        return bytes(_BYTE_OF[character] for character in name)
-    return name.encode()
+    try:
+        return bytes(map(_BYTE_OF.__getitem__, name))
+    except KeyError:  # not spelled in the alphabet: the name is the text
+        return name.encode()

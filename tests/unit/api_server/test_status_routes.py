@@ -73,6 +73,11 @@ async def test_routing_errors_are_in_openais_form(method: str, path: str, status
         assert response.headers["allow"]
 
 
+async def test_a_malformed_host_header_changes_nothing() -> None:
+    response = await Server().client.get("/nope", headers={"host": "[::1"})
+    assert (response.status_code, response.json()["error"]["message"]) == (404, "GET /nope: Not Found")
+
+
 @pytest.mark.parametrize("given", [b"abc-1.2:3_x", b"a" * 128])
 async def test_a_usable_request_id_is_echoed(given: bytes) -> None:
     response = await Server().client.get("/health", headers=[(b"x-request-id", given)])
