@@ -65,6 +65,6 @@ async def _answer_domain_error(request: Request, error: Exception) -> Response:
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own: no such route, wrong method (with its Allow header)."""
     assert isinstance(error, HTTPException)
-    # From the scope: request.url is put together from the Host header, which may be anything.
+    # From the scope: request.url also decodes the Host header and the query, which may be any bytes.
     message = f"{request.method[:16]} {request.scope['path'][:200]}: {error.detail}"
     return error_response(ApiError(_HTTP_KINDS[error.status_code], message), dict(error.headers or {}))
