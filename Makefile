@@ -7,10 +7,6 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 PORT ?= 8000
 ARGS ?=
 
-# Where tests and `make serve` find the demo model; nothing in the tests needs a model hub.
-HF_HUB_OFFLINE ?= 1
-export HF_HUB_OFFLINE
-
 BIN := .venv/bin
 PACKAGES := protocol api_server coordinator engine_core deploy benchmarks
 
@@ -38,11 +34,11 @@ setup-dev: .venv/.dev ## The same, and what it takes to test
 	touch $@
 
 serve: setup ## Serve the demo model on PORT (8000); more options in ARGS, e.g. ARGS="--engines 1"
-	HF_HUB_OFFLINE= $(BIN)/shoal serve --port $(PORT) $(ARGS)
+	$(BIN)/shoal serve --port $(PORT) $(ARGS)
 
 test: setup-dev ## Run all tests
 	$(BIN)/shoal pull demo > /dev/null
-	env $$($(BIN)/python -m deploy.machine) $(BIN)/pytest $(ARGS)
+	HF_HUB_OFFLINE=1 env $$($(BIN)/python -m deploy.machine) $(BIN)/pytest $(ARGS)
 
 check: format lint types test ## What CI runs: format, lint, types, tests
 
