@@ -104,7 +104,6 @@ class ClientLink:
         client = self._clients.named(name)
         if client is not None and client.hello.pid == pid:
             self.lose(client.identity, "its process has exited", may_return=False)
-            self._clients.forget_lost(name)
 
     def _greeted(self, identity: Identity, hello: ClientHello, now_s: float) -> None:
         if not is_genuine(identity, hello):

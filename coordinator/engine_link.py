@@ -75,7 +75,6 @@ class EngineLink:
         engine = self._engines.named(name)
         if engine is not None and engine.hello.pid == pid:
             self.lose(engine.identity, "its process has exited", may_return=False)
-            self._engines.forget_lost(name)
 
     def send_clients(self) -> None:
         """The API servers have changed: tells the engine cores."""

@@ -181,6 +181,9 @@ class FakeClient:
     def abort(self, *keys: RequestKey) -> None:
         self.say(Abort(list(keys)))
 
+    def unreachable(self) -> None:
+        self.core.handle(Unreachable(Link.CLIENTS, self.identity, "gone"))
+
     def exited(self, name: str, pid: int) -> None:
         """What the supervisor says; over this API server's connection, for want of another."""
         self.core.handle(

@@ -70,6 +70,15 @@ def test_api_servers_never_share_an_index(core: Core) -> None:
     assert third.index == FIRST_CLIENT_INDEX + 2
 
 
+def test_an_index_is_not_given_again_after_its_api_server_is_gone(core: Core) -> None:
+    first, second, third = (FakeClient(core, f"api-{i}") for i in range(3))
+    first.hello()
+    second.hello()
+    second.exited(first.name, first.pid)
+    third.hello()
+    assert len({first.index, second.index, third.index}) == 3
+
+
 @pytest.mark.parametrize("kind", [FakeEngine, FakeClient])
 def test_another_protocol_version_is_refused_naming_both(core: Core, kind: type[FakeEngine | FakeClient]) -> None:
     (refused,) = kind(core).hello(version=PROTOCOL_VERSION + 1)
@@ -181,6 +190,25 @@ def test_the_older_of_two_processes_of_one_name_is_told_to_end(core: Core) -> No
     assert core.drops() == ["engines: LoadReport before Hello"]
 
 
+def test_the_older_of_two_api_servers_of_one_name_is_told_to_end(core: Core) -> None:
+    old, new = FakeClient(core, incarnation="a1"), FakeClient(core, incarnation="a2")
+    old.hello()
+    new.hello()
+    assert [type(message) for message in core.sent_to(old.identity)] == [Refused]
+
+
+@pytest.mark.parametrize("kind", [FakeEngine, FakeClient])
+def test_a_silent_process_does_not_come_back_after_its_successor(
+    core: Core, kind: type[FakeEngine | FakeClient]
+) -> None:
+    old, new = kind(core, incarnation="1"), kind(core, incarnation="2")
+    old.hello()
+    old.unreachable()
+    new.hello()
+    old.say(LoadReport(Load()) if isinstance(old, FakeEngine) else Heartbeat())  # type: ignore[arg-type]
+    assert core.drops() and not core.sent_to(new.identity)
+
+
 def test_a_silent_engine_core_that_is_heard_again_is_taken_back_without_its_requests(core: Core) -> None:
     engine, client = FakeEngine(core), FakeClient(core)
     engine.hello()
@@ -266,8 +294,30 @@ def test_an_engine_core_on_a_new_connection_keeps_its_requests_and_gets_lost_one
     assert aborted == Abort([key("aborted")])
     assert isinstance(again, EngineCoreRequest) and again.request_id == "lost"
     assert not core.sent_to(client.identity), "no stream noticed"
+    assert _requests(core) == [2]
     engine.report(adds_received=1, finished=[key("runs"), key("lost")])
     assert _requests(core) == [0]
+
+
+def test_counting_starts_anew_on_a_new_connection(core: Core) -> None:
+    first, second, client = FakeEngine(core, "engine-0"), FakeEngine(core, "engine-1"), FakeClient(core)
+    for member in (first, second, client):
+        member.hello()
+    for request_id in ("a", "b"):
+        client.submit(request_id)
+    first.report(adds_received=1, finished=[key("a")])
+    second.report(adds_received=1, finished=[key("b")])
+    client.submit("c", tokens=1000)  # to the first
+    first.report(Load(queued_prefill_tokens=5000), adds_received=2, finished=[key("c")])
+    first.hello()  # with nothing left to do
+    client.submit("d")
+    client.submit("e", tokens=1000)
+    assert _requests(core) == [1, 1], "its old load is forgotten"
+    first.report(adds_received=1, finished=[key("e"), key("d")])
+    second.report(adds_received=2, finished=[key("e"), key("d")])
+    for request_id in ("f", "g", "h", "i"):
+        client.submit(request_id)
+    assert _requests(core) == [2, 2], "what it has confirmed is forgotten"
 
 
 def _requests(core: Core) -> list[int]:

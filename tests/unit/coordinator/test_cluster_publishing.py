@@ -34,14 +34,15 @@ def flushed(core: Core) -> list[Message]:
     return core.published(core.end_turn())
 
 
-def test_a_change_of_members_publishes_the_whole_state(core: Core) -> None:
-    FakeEngine(core).hello()
-    FakeClient(core).hello()
-    (snapshot,) = flushed(core)
-    assert isinstance(snapshot, ClusterSnapshot)
-    assert [engine.name for engine in snapshot.engines] == ["engine-0"]
-    assert snapshot.api_servers == ["api-0"]
-    assert snapshot.incarnation == "c1"
+def test_each_change_of_members_publishes_the_whole_state(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    seen = []
+    for change in (engine.hello, client.hello, engine.unreachable, client.unreachable):
+        change()
+        (snapshot,) = flushed(core)
+        assert isinstance(snapshot, ClusterSnapshot)
+        seen.append(([each.name for each in snapshot.engines], snapshot.api_servers))
+    assert seen == [(["engine-0"], []), (["engine-0"], ["api-0"]), ([], ["api-0"]), ([], [])]
 
 
 def test_a_new_subscriber_gets_the_whole_state(core: Core, engine: FakeEngine) -> None:

@@ -115,6 +115,15 @@ def test_an_aborted_submission_waits_no_longer(core: Core) -> None:
     assert not core.sent_to(client.identity)
 
 
+def test_a_submission_of_an_api_server_that_died_waits_no_longer(core: Core) -> None:
+    client, engine = FakeClient(core), FakeEngine(core)
+    client.hello()
+    client.submit("r1")
+    client.exited(client.name, client.pid)
+    assert not [m for m in engine.hello() if isinstance(m, EngineCoreRequest)]
+    assert counts(core) == [0]
+
+
 def test_what_waits_is_limited(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_room, "MAX_WAITING", 2)
     client = FakeClient(core)
