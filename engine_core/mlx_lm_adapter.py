@@ -146,9 +146,8 @@ def _plain_layouts(cache: Cache) -> tuple[LayerLayout, ...] | None:
         return None
     return tuple(
         LayerLayout(
-            key_heads=layer.keys.shape[1],
+            heads=layer.keys.shape[1],
             key_dim=layer.keys.shape[3],
-            value_heads=layer.values.shape[1],
             value_dim=layer.values.shape[3],
             key_dtype=layer.keys.dtype,
             value_dtype=layer.values.dtype,

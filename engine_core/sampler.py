@@ -25,7 +25,7 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 class _Batch:
-    """What the parameters of a fixed list of rows come to; made anew when the list or a row's sequence changes."""
+    """What the parameters of a fixed list of rows come to; made anew when the list changes or one of them leaves."""
 
     def __init__(self, rows: Sequence[int], params: Sequence[SamplingParams], vocab_size: int) -> None:
         self.rows = tuple(rows)
@@ -80,7 +80,6 @@ class Sampler:
         self._params[admission.row] = admission.sampling
         if wants_penalties(admission.sampling):
             self._counts.admit(admission.row, admission.prompt, admission.output)
-        self._batch = None
 
     def release(self, row: int) -> None:
         """Forgets a row."""

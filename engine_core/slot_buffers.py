@@ -18,9 +18,9 @@ from engine_core.slot_shape import SlotShape
 class LayerLayout(msgspec.Struct, frozen=True):
     """What one layer caches per token."""
 
-    key_heads: int
+    heads: int
+    """Of keys and values alike, as in mlx-lm's KVCache."""
     key_dim: int
-    value_heads: int
     value_dim: int
     key_dtype: mx.Dtype
     value_dtype: mx.Dtype
@@ -28,8 +28,7 @@ class LayerLayout(msgspec.Struct, frozen=True):
     @property
     def bytes_per_token(self) -> int:
         """Keys and values together."""
-        keys = self.key_heads * self.key_dim * self.key_dtype.size
-        return int(keys + self.value_heads * self.value_dim * self.value_dtype.size)
+        return self.heads * (self.key_dim * self.key_dtype.size + self.value_dim * self.value_dtype.size)
 
 
 class LayerBuffers:
@@ -37,15 +36,15 @@ class LayerBuffers:
 
     def __init__(self, layout: LayerLayout, shape: SlotShape) -> None:
         positions = shape.length + 1
-        self.keys = mx.zeros((shape.rows, layout.key_heads, positions, layout.key_dim), layout.key_dtype)
-        self.values = mx.zeros((shape.rows, layout.value_heads, positions, layout.value_dim), layout.value_dtype)
+        self.keys = mx.zeros((shape.rows, layout.heads, positions, layout.key_dim), layout.key_dtype)
+        self.values = mx.zeros((shape.rows, layout.heads, positions, layout.value_dim), layout.value_dtype)
 
     def resize(self, layout: LayerLayout, shape: SlotShape) -> None:
         """Copies what fits into buffers of another shape; old and new exist together for one buffer at a time."""
         positions = shape.length + 1
-        self.keys = _resized(self.keys, (shape.rows, layout.key_heads, positions, layout.key_dim))
+        self.keys = _resized(self.keys, (shape.rows, layout.heads, positions, layout.key_dim))
         mx.eval(self.keys)
-        self.values = _resized(self.values, (shape.rows, layout.value_heads, positions, layout.value_dim))
+        self.values = _resized(self.values, (shape.rows, layout.heads, positions, layout.value_dim))
         mx.eval(self.values)
 
 

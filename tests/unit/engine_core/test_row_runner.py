@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -6,8 +7,15 @@ import pytest
 from tiny_models import VOCAB, greedy_alone, logits_alone, tiny_model
 
 from engine_core.device import DecodeRow, PrefillChunk
+from engine_core.mlx_lm_adapter import cache_arrays, make_prompt_cache
 from engine_core.model_runner import PlanError
 from engine_core.row_runner import RowRunner
+
+
+def make_prompt_cache_in_use(model: Any) -> list[Any]:
+    cache: list[Any] = make_prompt_cache(model)
+    model(mx.array([[1]]), cache=cache)
+    return cache
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "mamba", "afm7", "gpt_bigcode"])
@@ -25,6 +33,7 @@ def test_rows_that_run_together_get_the_tokens_they_get_alone(model_type: str) -
         decodes = [DecodeRow(row, len(tokens) - 1, tokens[-1], 0) for row, tokens in fed.items()]
         sampled = mx.argmax(runner.decode(decodes), axis=-1)
         mx.eval(sampled, runner.written_arrays())
+        assert len(runner.written_arrays()) == 3 * len(cache_arrays(make_prompt_cache_in_use(model)))
         runner.check_invariants()
         for row, token in zip(prompts, sampled.tolist(), strict=True):  # type: ignore[arg-type]
             outputs[row].append(token)

@@ -4,7 +4,7 @@ import numpy as np
 from engine_core.slot_buffers import LayerLayout, SlotBuffers
 from engine_core.slot_shape import SlotShape
 
-LAYOUT = LayerLayout(key_heads=2, key_dim=4, value_heads=1, value_dim=8, key_dtype=mx.float32, value_dtype=mx.float16)
+LAYOUT = LayerLayout(heads=2, key_dim=4, value_dim=8, key_dtype=mx.float32, value_dtype=mx.float16)
 
 
 def filled(shape: SlotShape, layers: int = 3) -> SlotBuffers:
@@ -18,7 +18,7 @@ def filled(shape: SlotShape, layers: int = 3) -> SlotBuffers:
 
 
 def test_a_token_costs_what_its_keys_and_values_take() -> None:
-    assert LAYOUT.bytes_per_token == 2 * 4 * 4 + 8 * 2
+    assert LAYOUT.bytes_per_token == 2 * (4 * 4 + 8 * 2)
 
 
 def test_growth_keeps_what_was_cached() -> None:

@@ -153,7 +153,7 @@ def test_taken_rows_survive_a_plan_that_asks_for_less() -> None:
     runner.reserve(2, 10)
     row = ready(1, [4, 5, 6], runner)
     runner.reserve(0, 0)
-    runner.reserve(1, 1)
+    runner.reserve(1, 500)
     found = decode(runner, row)
     assert np.array(found[0]) == pytest.approx(np.array(logits_alone(model, [4, 5, 6])[-1]), abs=1e-5)
 

@@ -24,5 +24,5 @@ def test_numbers_are_spread_evenly_along_seeds_and_along_positions() -> None:
 
 def test_numbers_stay_below_the_total_after_rounding_to_float32() -> None:
     largest = np.float32(1 - 2**-23)
-    assert all(np.float32(uniform(seed, 0)) == uniform(seed, 0) < 1 for seed in range(1000))
+    assert all(float(np.float32(uniform(seed, 0))) == uniform(seed, 0) < 1 for seed in range(1000))
     assert all(largest * total < total for total in np.float32(np.random.default_rng(1).uniform(1, 9e4, 100_000)))
