@@ -25,7 +25,7 @@ setup-dev: .venv/.dev ## The same, and what it takes to test
 	$(PYTHON) -m venv .venv
 
 .venv/.runtime: pyproject.toml deploy/openblas.sh | .venv/bin/pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,bench]'
 	bash deploy/openblas.sh
 	touch $@
 

@@ -94,6 +94,8 @@ class EngineClient:
         self._core = ClientCore(hello)
         self._admission_timeout_s = admission_timeout_s
         self._metrics = metrics
+        self.has_model = asyncio.Event()
+        """Set once a model could be served."""
         self._clock = clock
         self._malformed = MalformedCounter(clock)
         self.view = ClusterView()
@@ -245,6 +247,7 @@ class EngineClient:
         else:
             self._cards.finish(card_hash, model)
             logger.info("model %s can be served (card %.12s)", model.name, card_hash)
+            self.has_model.set()
 
     # --- the client core --------------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ async def _serve(
             ]
             await server.start(listener)
             lifeline.notify(Notice("ready"))
+            background.append(tasks.create_task(_tell_when_serving(client, lifeline), name="serving notice"))
             await shutdown.requested.wait()
             lifeline.notify(Notice("draining"))
             await drain(client, server, config.drain_timeout_s, shutdown.hurried)
@@ -96,6 +97,11 @@ async def _serve(
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _tell_when_serving(client: EngineClient, lifeline: Lifeline) -> None:
+    await client.has_model.wait()
+    lifeline.notify(Notice("serving"))
 
 
 async def _tick(client: EngineClient, server: HttpServer) -> None:

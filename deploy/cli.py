@@ -51,9 +51,11 @@ C = TypeVar("C", ApiServerConfig, CoordinatorConfig, EngineCoreConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code: 0, 1 for a failure, 2 for wrong usage."""
+    """Runs a command line, by default this process's own; returns 0, 1 for a failure, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     flags = vars(_parser(with_bench="bench" in arguments[:1]).parse_args(arguments))
+    if argv is None and flags["command"] == "engine-core":
+        _preload_openblas()
     try:
         return _HANDLERS[flags["command"]](flags)
     except OptionError as error:
@@ -140,6 +142,15 @@ def _engine_core(flags: Mapping[str, Any]) -> int:
     from engine_core.main import run
 
     return run(config, lifeline)
+
+
+def _preload_openblas() -> None:
+    """Starts this process over with OpenBLAS preloaded, where MLX needs it and whoever started us has not done so."""
+    from deploy.machine import openblas_environment
+
+    missing = openblas_environment(os.environ)
+    if missing:
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})
 
 
 def _api_server(flags: Mapping[str, Any]) -> int:

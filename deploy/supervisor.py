@@ -120,6 +120,10 @@ async def _resolve(model: str, events: "asyncio.Queue[Event]") -> str | None:
     return folders[-1]
 
 
+_READY_STATES = {Role.API_SERVER: "serving"}
+"""The notice by which a role counts as ready: an API server without a model answers with 503 alone."""
+
+
 class Cluster:
     """Owner of the running processes; carries out the core's commands."""
 
@@ -133,6 +137,7 @@ class Cluster:
         events: "asyncio.Queue[Event]",
     ) -> None:
         self._specs = {spec.name: spec for _, spec in specs}
+        self._ready_states = {spec.name: _READY_STATES.get(role, "ready") for role, spec in specs}
         self._core = Supervisor([(spec.name, role) for role, spec in specs], drain_timeout_s)
         self._listening = listening
         self._events = events
@@ -215,7 +220,7 @@ class Cluster:
 
     def _on_notice(self, name: str, notice: Notice) -> None:
         self._display.update(name, notice)
-        if notice.state == "ready":
+        if notice.state == self._ready_states[name]:
             self._events.put_nowait(Ready(name))
 
     def _announce(self, news: AnnounceReady | AnnounceRestart | AnnounceFailure | AnnounceOverdue) -> None:
