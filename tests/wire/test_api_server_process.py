@@ -80,9 +80,9 @@ class ApiServer:
     async def start_cluster(self) -> None:
         self.coordinator = FakeCoordinator(self.context, self.directory)
         self.engine = FakeEngineCore(self.context, ipc_address(self.directory, "outputs"))
-        async with httpx.AsyncClient() as client, asyncio.timeout(LIMIT_S):
-            while (await client.get(f"{self.url}/ready")).status_code != 200:  # noqa: ASYNC110  (only HTTP tells)
-                await asyncio.sleep(0.01)
+        assert (await self.notice()).state == "serving"
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"{self.url}/ready")).status_code == 200
 
     async def notice(self) -> Notice:
         return msgspec.json.decode(await asyncio.wait_for(self._notices.readline(), LIMIT_S), type=Notice)
