@@ -60,13 +60,17 @@ def _counters(engines: Iterable[EngineState]) -> Iterator[Metric]:
     prompt_tokens = family("engine_prompt_tokens", "Prompt tokens computed")
     generation_tokens = family("engine_generation_tokens", "Tokens generated")
     preemptions = family("num_preemptions", "Requests put back to be computed again")
+    queries = family("prefix_cache_queries", "Prompt tokens looked up in the prefix store")
+    hits = family("prefix_cache_hits", "Prompt tokens found in the prefix store, and so not computed")
     for engine in engines:
         load, labels = engine.load, _labels(engine)
         steps.add_metric(labels, load.steps_total)
         prompt_tokens.add_metric(labels, load.prompt_tokens_total)
         generation_tokens.add_metric(labels, load.generation_tokens_total)
         preemptions.add_metric(labels, load.preemptions_total)
-    yield from (steps, prompt_tokens, generation_tokens, preemptions)
+        queries.add_metric(labels, load.prefix_queries_tokens_total)
+        hits.add_metric(labels, load.prefix_hits_tokens_total)
+    yield from (steps, prompt_tokens, generation_tokens, preemptions, queries, hits)
 
 
 def _finished(engines: Iterable[EngineState]) -> Metric:

@@ -77,6 +77,10 @@ class Load(Message, frozen=True):
     """No new request is wanted."""
     last_step_age_s: float = 0.0
     """Seconds since the busy loop last completed a step while it had work; 0 when idle."""
+    prefix_queries_tokens_total: int = 0
+    """Prompt tokens of admitted requests, looked up in the prefix store; 0 without one."""
+    prefix_hits_tokens_total: int = 0
+    """Those of them that were found there, and so were not computed."""
 
 
 class EngineState(Message, frozen=True):
@@ -133,6 +137,8 @@ class EngineCoreRequest(Message, frozen=True):
     """Wall clock at the API server, seconds."""
     priority: int = 0
     """Lower is served first."""
+    cache_salt: str = ""
+    """Only requests with the same salt share computed prefixes."""
 
     @property
     def key(self) -> RequestKey:

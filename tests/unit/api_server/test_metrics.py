@@ -38,6 +38,8 @@ def two_engines() -> ClusterView:
         generation_tokens_total=30,
         finished_total={"stop": 4},
         malformed_total=3,
+        prefix_queries_tokens_total=70,
+        prefix_hits_tokens_total=64,
     )
     view = ClusterView()
     engines = [engine(0, busy), engine(1, Load(draining=True))]
@@ -116,6 +118,8 @@ def test_the_page_shows_the_whole_cluster(metrics: Metrics) -> None:
     assert of("engine_draining", **second) == 1
     assert of("engine_generation_tokens_total", **first) == 30
     assert of("engine_steps_total", **first) == 9
+    assert of("prefix_cache_queries_total", **first) == 70
+    assert of("prefix_cache_hits_total", **first) == 64
     assert of("engine_requests_finished_total", **first, finished_reason="stop") == 4
     assert of("coordinator_rejected_total", reason="overloaded") == 6
     assert of("coordinator_up") == 1

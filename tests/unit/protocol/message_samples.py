@@ -37,7 +37,7 @@ from protocol.sampling import SamplingParams
 KEY = RequestKey(RequestId("r"), 2)
 RUN = Incarnation("i")
 MODEL = ModelInfo("m", "h", 11, 12)
-LOAD = Load(1, 2, 3, 4, 5, 6, 7, 8, {"stop": 9}, 10, 11, True, 0.5)
+LOAD = Load(1, 2, 3, 4, 5, 6, 7, 8, {"stop": 9}, 10, 11, True, 0.5, 12, 13)
 STATE = EngineState(EngineIndex(1), "n", RUN, MODEL, LOAD, 2)
 SAMPLING = SamplingParams(
     max_tokens=1,
@@ -58,7 +58,7 @@ OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, 
 
 SAMPLES: list[Message] = [
     ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [(EngineIndex(4), RUN)]),
-    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4),
+    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s"),
     Abort([KEY]),
     GetCard("h"),
     Heartbeat(),
@@ -82,8 +82,8 @@ SAMPLES: list[Message] = [
 GOLDEN: dict[type[Message], str] = {
     ClientHello: "019701a16ea169a1610203919204a169",
     EngineCoreRequest: (
-        "0298a1720102a16d039d0102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff8000000000000cb"
-        "3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000cb3fe000000000000004"
+        "0299a1720102a16d039d0102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff8000000000000cb"
+        "3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000cb3fe000000000000004a173"
     ),
     Abort: "03919192a17202",
     GetCard: "0491a168",
@@ -97,16 +97,16 @@ GOLDEN: dict[type[Message], str] = {
     CardUnknown: "1591a168",
     Refused: "1691a172",
     EngineHello: (
-        "209801a16ea1690294a16da1680b0c9d010203040506070881a473746f70090a0bc3cb3fe0000000000000919392a17202030405"
+        "209801a16ea1690294a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d919392a17202030405"
     ),
-    LoadReport: "21939d010203040506070881a473746f70090a0bc3cb3fe0000000000000019192a17202",
+    LoadReport: "21939f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d019192a17202",
     EngineWelcome: "309401a16902c3",
     Clients: "3191919201a161",
     EngineCoreOutputs: "409501a16902cb3fe00000000000009198a17201029103020405a165",
     ClusterSnapshot: (
-        "509601a169919601a16ea16994a16da1680b0c9d010203040506070881a473746f70090a0bc3cb3fe00000000000000291a1"
+        "509601a169919601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d0291a1"
         "6e0281aa6f7665726c6f6164656403"
     ),
-    EngineUpdate: "5192019601a16ea16994a16da1680b0c9d010203040506070881a473746f70090a0bc3cb3fe000000000000002",
+    EngineUpdate: "5192019601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d02",
 }
 """Type byte and payload, hexadecimal. A message that changes here can no longer talk to older processes."""
