@@ -1,0 +1,181 @@
+"""What the prefix index keeps and what it lets go."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine_core.prefix_index import BlockId, PrefixIndex
+from protocol.prefix_hash import BlockHash
+
+
+def chain(name: str, blocks: int) -> list[BlockHash]:
+    """A chain whose blocks are called after every letter of `name` so far, repeated: "ab" and "ac" share "a"."""
+    hashes = [BlockHash(b"root")]
+    for number in range(blocks):
+        letters = name[: number + 1].ljust(number + 1, name[-1])
+        hashes.append(BlockHash(letters.encode()))
+    return hashes
+
+
+def store(index: PrefixIndex, hashes: list[BlockHash]) -> int:
+    """Stores what is not stored yet; how many are stored then."""
+    for place in range(index.matched(hashes) + 1, len(hashes)):
+        if index.insert(hashes, place) is None:
+            break
+    index.check_invariants()
+    return index.matched(hashes)
+
+
+def share(index: PrefixIndex, hashes: list[BlockHash]) -> None:
+    index.use(hashes[1:], protect=True)
+    index.check_invariants()
+
+
+def test_what_is_matched_is_the_longest_stored_prefix() -> None:
+    index = PrefixIndex(10)
+    store(index, chain("abc", 3))
+    assert [index.matched(c) for c in (chain("abc", 2), chain("abc", 5), chain("abd", 3), chain("b", 2))] == [
+        2,
+        3,
+        2,
+        0,
+    ]
+    assert index.block_ids(chain("abc", 3)[1:]) == [0, 1, 2]
+
+
+def test_a_block_without_its_parent_is_not_stored() -> None:
+    index = PrefixIndex(10)
+    assert index.insert(chain("ab", 2), 2) is None
+    assert len(index) == 0
+
+
+def test_the_longest_unused_end_goes_first() -> None:
+    index = PrefixIndex(4)
+    store(index, chain("ab", 2))
+    store(index, chain("cd", 2))
+    index.use(chain("ab", 2)[1:], protect=False)
+    store(index, chain("e", 1))
+    assert [index.matched(chain(name, 2)) for name in ("ab", "cd")] == [2, 1]
+    assert index.take_evicted() == [BlockId(3)]
+    assert index.take_evicted() == []
+
+
+def test_prompts_that_nobody_shares_take_no_shared_prefix_away() -> None:
+    index = PrefixIndex(50)
+    shared = chain("s", 30)
+    store(index, shared)
+    share(index, shared)
+    for number in range(1_000):
+        store(index, chain(chr(0x100 + number), 1 + number % 5))
+    store(index, chain("z", 200))
+    assert index.matched(shared) == 30
+    assert index.matched(chain("z", 200)) == 20, "a chain too long for the rest is stored in part"
+
+
+def test_a_prefix_that_is_shared_no_more_makes_room_for_one_that_is() -> None:
+    index = PrefixIndex(50)
+    old, new = chain("o", 30), chain("n", 20)
+    store(index, old)
+    share(index, old)
+    store(index, new)
+    share(index, new)
+    for number in range(100):
+        store(index, chain(chr(0x100 + number), 3))
+    assert index.matched(new) == 20
+    assert 20 <= index.matched(old) < 30, "80 % of 50 blocks are protected, the old prefix loses its end"
+
+
+def test_a_pinned_block_keeps_all_before_it() -> None:
+    index = PrefixIndex(5)
+    hashes = chain("abc", 3)
+    store(index, hashes)
+    index.pin(hashes[2])
+    index.set_capacity(0)
+    index.check_invariants()
+    assert index.matched(hashes) == 2
+    assert index.insert(chain("x", 1), 1) is None
+    index.unpin(hashes[2])
+    index.set_capacity(0)
+    assert len(index) == 0
+    assert sorted(index.take_evicted()) == [0, 1, 2]
+
+
+def test_less_room_takes_protected_blocks_last() -> None:
+    index = PrefixIndex(20)
+    shared, other = chain("s", 5), chain("o", 5)
+    store(index, shared)
+    share(index, shared)
+    store(index, other)
+    index.set_capacity(7)
+    assert (index.matched(shared), index.matched(other)) == (5, 2)
+    index.set_capacity(3)
+    assert (index.matched(shared), index.matched(other)) == (3, 0)
+
+
+def test_unpinning_too_often_is_a_bug() -> None:
+    index = PrefixIndex(5)
+    store(index, chain("a", 1))
+    with pytest.raises(AssertionError):
+        index.unpin(chain("a", 1)[1])
+
+
+CHAINS = st.builds(chain, st.text("abc", min_size=1, max_size=6), st.integers(1, 12))
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Any order of stores, uses, pins and changes of capacity; a model keeps which ids must be there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex(8)
+        self.present: dict[BlockHash, BlockId] = {}
+        self.pinned: list[list[BlockHash]] = []
+
+    @rule(hashes=CHAINS)
+    def store(self, hashes: list[BlockHash]) -> None:
+        for place in range(self.index.matched(hashes) + 1, len(hashes)):
+            block_id = self.index.insert(hashes, place)
+            self.forget_evicted()
+            if block_id is None:
+                return
+            assert block_id not in self.present.values()
+            self.present[hashes[place]] = block_id
+
+    @rule(hashes=CHAINS, protect=st.booleans())
+    def use(self, hashes: list[BlockHash], protect: bool) -> None:
+        self.index.use(hashes[1 : 1 + self.index.matched(hashes)], protect=protect)
+
+    @rule(hashes=CHAINS)
+    def pin(self, hashes: list[BlockHash]) -> None:
+        matched = self.index.matched(hashes)
+        if matched:
+            self.index.pin(hashes[matched])
+            self.pinned.append(hashes[1 : matched + 1])
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        hashes = self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1)))
+        self.index.unpin(hashes[-1])
+
+    @rule(capacity=st.integers(0, 20))
+    def set_capacity(self, capacity: int) -> None:
+        self.index.set_capacity(capacity)
+        self.forget_evicted()
+        assert set(self.present) <= {h for hashes in self.pinned for h in hashes} or len(self.index) <= capacity
+
+    def forget_evicted(self) -> None:
+        evicted = set(self.index.take_evicted())
+        assert evicted <= set(self.present.values())
+        self.present = {h: block_id for h, block_id in self.present.items() if block_id not in evicted}
+
+    @invariant()
+    def sound(self) -> None:
+        self.index.check_invariants()
+        assert len(self.index) == len(self.present)
+        assert all(h in self.present for hashes in self.pinned for h in hashes), "a pinned block is gone"
+
+
+IndexMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestIndexMachine = IndexMachine.TestCase
