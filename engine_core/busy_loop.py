@@ -8,7 +8,7 @@ import queue
 import time
 
 from engine_core.core import EngineCore
-from engine_core.device import Device
+from engine_core.device import Device, StepPlan
 from engine_core.events import CoreEvent
 from engine_core.output_thread import OutputEvent, StepOutputs
 from engine_core.scheduler import OutputsByClient
@@ -41,10 +41,15 @@ class BusyLoop:
             plan = self._core.plan()
             self._board.publish(self._core.take_status())
             if plan is not None:
-                sampled = self._device.run(plan)
-                self._send(self._core.complete(sampled, time.monotonic()))
+                self._run(plan)
         self._board.publish(self._core.take_status())
         return self._core.exit_code
+
+    def _run(self, plan: StepPlan) -> None:
+        started_s = time.monotonic()
+        sampled = self._device.run(plan)
+        ended_s = time.monotonic()
+        self._send(self._core.complete(sampled, ended_s - started_s, ended_s))
 
     def _take_events(self) -> None:
         if not self._core.has_work:

@@ -102,10 +102,10 @@ class EngineCore:
         """The next step for the device; None when there is none."""
         return self._scheduler.plan() if self._scheduler.has_work else None
 
-    def complete(self, sampled: list[int], now_s: float) -> OutputsByClient:
-        """The planned step was run and gave these tokens."""
+    def complete(self, sampled: list[int], elapsed_s: float, now_s: float) -> OutputsByClient:
+        """The planned step was run, which took `elapsed_s`, and gave these tokens."""
         self._progressed_s = now_s
-        return self._scheduler.update(sampled)
+        return self._scheduler.update(sampled, elapsed_s)
 
     def take_status(self) -> CoreStatus:
         """Where it stands, with the requests that ended since this was last asked."""

@@ -13,6 +13,7 @@ import msgspec
 import zmq
 
 from engine_core.busy_loop import BusyLoop
+from engine_core.chunk_budget import TimedChunkBudget
 from engine_core.config import EngineCoreConfig
 from engine_core.coordinator_link import EngineIdentity
 from engine_core.core import EngineCore
@@ -124,7 +125,8 @@ def _scheduler_and_identity(config: EngineCoreConfig, opened: OpenedModel) -> tu
         packed_card=packed_card,
         vocab_size=card.vocab_size,
     )
-    return Scheduler(limits, card.eos_token_ids), identity
+    chunk_budget = TimedChunkBudget(limits.max_num_batched_tokens)
+    return Scheduler(limits, card.eos_token_ids, chunk_budget), identity
 
 
 def _limits(config: EngineCoreConfig, opened: OpenedModel) -> SchedulerLimits:

@@ -3,12 +3,14 @@
 Plain data in, plan out: no clock, no socket, no MLX. The order of calls is plan, (device runs the plan), update;
 requests may be added and aborted at any time between, also while a plan runs.
 
-A step has a budget of tokens: one for each decoding sequence first, then chunks of prefill, so that a long prompt
-never stalls running streams. Sequences hold rows of the KV cache (`engine_core.kv_budget` says what rows cost). When
-they outgrow it, the youngest of the lowest priority loses its row and is computed anew later; since a draw depends
-only on seed and position, and greedy choice on nothing else, its output goes on as if nothing had happened. The
-first in order is preempted only when it is alone and in a high row, and then goes on in row 0: so something always
-progresses.
+A step has a budget of tokens: one for each decoding sequence first, then chunks of prefill (`engine_core.chunk_budget`
+says how many beside decodes, `engine_core.step_share` whose), so that a long prompt never stalls running streams.
+Who waits gets a row in the order of `engine_core.fair_queue`, when the next step would prefill it.
+
+Sequences hold rows of the KV cache (`engine_core.kv_budget` says what rows cost). When they outgrow it, the youngest
+of the lowest priority loses its row and is computed anew later; since a draw depends only on seed and position, and
+greedy choice on nothing else, its output goes on as if nothing had happened. The first in order is preempted only
+when it is alone and in a high row, and then goes on in row 0: so something always progresses.
 """
 
 from array import array
@@ -18,16 +20,21 @@ from collections.abc import Sequence as Tokens
 import msgspec
 
 from engine_core.batch import Batch
+from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget, StepShape
 from engine_core.device import Admission, DecodeRow, PrefillChunk, StepPlan
+from engine_core.fair_queue import PATIENCE
 from engine_core.kv_budget import KvBudget
 from engine_core.sequence import Sequence, Status
-from engine_core.step_share import StepShare, share_step
+from engine_core.step_share import PrefillOrder, StepShare, StepTokens, prefill_order, share_step
 from engine_core.waiting_queue import WaitingQueue
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, Load, RequestKey
 
 MAX_WAITING_REQUESTS = 16_384
 """At this many a new request ends with an error; the coordinator's admission stops long before."""
+
+MOST_CANDIDATES = 64
+"""So many of those who wait are looked at in a step: who would not be prefilled in it is passed over."""
 
 OutputsByClient = dict[ClientIndex, list[EngineCoreOutput]]
 
@@ -45,6 +52,9 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     growth_room_tokens: int = 256
     """A sequence is admitted when every running one could still grow by this much: without it the newcomer would often
     be preempted a few steps later, and its prefill thrown away."""
+    patience: int = PATIENCE
+    """Shorter prompts go before a longer one until so many times its tokens were admitted; 0: first come, first
+    served."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for limits under which requests could starve."""
@@ -61,8 +71,12 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Scheduler:
     """Owner of all requests of this engine core, from their arrival to their end."""
 
-    def __init__(self, limits: SchedulerLimits, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, eos_token_ids: Iterable[int], chunk_budget: ChunkBudget | None = None
+    ) -> None:
+        """`chunk_budget` bounds the prefill of a step besides `max_num_batched_tokens`; None for no such bound."""
         self._limits = limits
+        self._chunk_budget = chunk_budget or FixedChunkBudget(limits.max_num_batched_tokens)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._by_id: dict[RequestId, Sequence] = {}
         self._waiting = WaitingQueue()
@@ -99,7 +113,8 @@ class Scheduler:
         refusal = self._refusal(prompt)
         if refusal is not None:
             return self._fail_at_once(request, refusal)
-        sequence = Sequence(request, prompt, self._arrivals, self._limits.max_model_len)
+        due = self._waiting.admitted_tokens + self._limits.patience * len(prompt)
+        sequence = Sequence(request, prompt, self._arrivals, self._limits.max_model_len, due)
         self._arrivals += 1
         self._by_id[request.request_id] = sequence
         self._waiting.add(sequence)
@@ -182,8 +197,9 @@ class Scheduler:
         """The next step. It must be run, and its result given to `update`, before the next plan is asked for."""
         assert self._in_flight is None, "the last plan has not been updated"
         self._preempt_until_fit()
-        admitted = self._admit()
-        shares = share_step(list(self._batch), self._limits.max_num_batched_tokens)
+        tokens = self._step_tokens()
+        admitted = self._admit(tokens)
+        shares = share_step(list(self._batch), tokens, self._waiting.admitted_tokens)
         shares.sort(key=lambda share: share.sequence.row)
         self._in_flight = shares
         return StepPlan(
@@ -203,30 +219,54 @@ class Scheduler:
             self._waiting.add(sequence)
             self._preemptions_total += 1
 
-    def _admit(self) -> list[Sequence]:
-        """Gives rows to those who wait, in order, as long as the step has tokens left for them."""
-        admitted = []
-        tokens_wanted = self._batch.prefill_left + len(self._batch)
-        while self._waiting and tokens_wanted < self._limits.max_num_batched_tokens:
-            sequence = self._waiting.head
+    def _step_tokens(self) -> StepTokens:
+        decode_rows = sum(s.prefill_left == 0 for s in self._batch)
+        return StepTokens(self._limits.max_num_batched_tokens, self._chunk_budget.prefill_tokens(decode_rows))
+
+    def _admit(self, tokens: StepTokens) -> list[Sequence]:
+        """Gives rows to those who wait, in order, if the step has prefill tokens left for them.
+
+        Who is passed over because others are prefilled first pays nothing and stays first in order; for the first one
+        without room in the KV cache all wait that come after it, else a long one might wait forever.
+        """
+        admitted: list[Sequence] = []
+        if self._batch.is_full:
+            return admitted
+        for sequence in self._waiting.first(MOST_CANDIDATES):
+            if not self._would_be_prefilled(sequence, tokens):
+                continue
             if not self._batch.can_admit(sequence, self._limits.growth_room_tokens):
                 break
-            self._waiting.remove(sequence)
+            self._waiting.admit(sequence)
             self._batch.admit(sequence)
-            tokens_wanted += sequence.prefill_left + 1
             admitted.append(sequence)
         return admitted
 
+    def _would_be_prefilled(self, newcomer: Sequence, tokens: StepTokens) -> bool:
+        own_order = self._prefill_order(newcomer)
+        decodes = ahead = 0
+        for running in self._batch:
+            if running.prefill_left == 0:
+                decodes += 1
+            elif self._prefill_order(running) < own_order:
+                ahead += running.prefill_left
+        return ahead < min(tokens.prefill, tokens.total - decodes)
+
+    def _prefill_order(self, sequence: Sequence) -> PrefillOrder:
+        return prefill_order(sequence, self._waiting.admitted_tokens)
+
     # --- update -------------------------------------------------------------------------------------------------
 
-    def update(self, sampled: Tokens[int]) -> OutputsByClient:
+    def update(self, sampled: Tokens[int], elapsed_s: float = 0.0) -> OutputsByClient:
         """Takes the tokens of the plan's decode rows, in their order; returns what the clients are told.
 
-        Sequences that ended while the plan ran are passed over. Raises ValueError for a wrong number of tokens.
+        `elapsed_s` is how long the device took: the chunk budget learns from it. Sequences that ended while the plan
+        ran are passed over. Raises ValueError for a wrong number of tokens.
         """
         assert self._in_flight is not None, "there is no plan to update"
         shares, self._in_flight = self._in_flight, None
         self._steps_total += bool(shares)
+        self._chunk_budget.observe(_shape(shares), elapsed_s)
         outputs: OutputsByClient = {}
         for share in shares:
             if share.prefill_tokens and share.sequence.status is Status.RUNNING:
@@ -296,6 +336,10 @@ def _put(outputs: OutputsByClient, request: EngineCoreRequest, output: EngineCor
 
 def _last_word(request: EngineCoreRequest, position: int, reason: FinishReason, error: str) -> EngineCoreOutput:
     return EngineCoreOutput(request.request_id, request.attempt, position, finish_reason=reason, error=error)
+
+
+def _shape(shares: list[StepShare]) -> StepShape:
+    return StepShape(sum(share.prefill_tokens for share in shares), sum(share.decodes for share in shares))
 
 
 def _chunk(share: StepShare) -> PrefillChunk:

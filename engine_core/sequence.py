@@ -41,7 +41,9 @@ class Sequence:
     prefilled; the last one is fed as a decode row, which yields the next.
     """
 
-    def __init__(self, request: EngineCoreRequest, prompt: "array[int]", arrival: int, max_model_len: int) -> None:
+    def __init__(
+        self, request: EngineCoreRequest, prompt: "array[int]", arrival: int, max_model_len: int, due: int = 0
+    ) -> None:
         self.request = request
         self.prompt = prompt
         self.output: list[int] = []
@@ -50,6 +52,8 @@ class Sequence:
         """Row of the KV cache while running, else -1."""
         self.order = (request.priority, arrival)
         """Who goes first: the smaller. `arrival` is unique in its engine core."""
+        self.due = due
+        """When so many tokens have been admitted, no later one of its priority and client goes before it any more."""
         self.most_kv_tokens = min(len(prompt) + request.sampling.max_tokens, max_model_len) - 1
         """Most tokens of it that the KV cache will ever hold: the last sampled one is never fed."""
         self._status = Status.WAITING

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Sequences
 
 import msgspec
 
+from engine_core.chunk_budget import SMALLEST_CHUNK
 from engine_core.sequence import Sequence
 
 
@@ -15,21 +16,48 @@ class StepShare(msgspec.Struct, frozen=True):
     decodes: bool
 
 
-def share_step(running: Sequences[Sequence], budget_tokens: int) -> list[StepShare]:
-    """Shares of at most `budget_tokens` in all; a sequence that gets nothing is left out.
+class StepTokens(msgspec.Struct, frozen=True):
+    """What a step may hold."""
 
-    One token for each sequence that is ready to decode; the rest in prefill chunks, first come, first served. Who is
-    prefilled with a token of the budget left decodes in the same step: that is one step less to the first token.
+    total: int
+    """Tokens in all, at least one for each sequence that is ready to decode."""
+    prefill: int
+    """Tokens of prefill."""
+
+
+PrefillOrder = tuple[int, int, int, int]
+
+
+def prefill_order(sequence: Sequence, admitted_tokens: int) -> PrefillOrder:
+    """Who is prefilled first: the smaller.
+
+    By priority; then those that are overdue, the oldest first; then the one with the least left. `admitted_tokens` is
+    where the count that `Sequence.due` refers to stands.
+    """
+    priority, arrival = sequence.order
+    if sequence.due <= admitted_tokens:
+        return (priority, 0, 0, arrival)
+    return (priority, 1, sequence.prefill_left, arrival)
+
+
+def share_step(running: Sequences[Sequence], tokens: StepTokens, admitted_tokens: int) -> list[StepShare]:
+    """Shares of at most `tokens` in all; a sequence that gets nothing is left out.
+
+    One token for each sequence that is ready to decode; the rest in prefill chunks, in `prefill_order`. Who is
+    prefilled with a token of the total left decodes in the same step: that is one step less to the first token.
     """
     shares = [StepShare(sequence, 0, True) for sequence in running if sequence.prefill_left == 0]
-    left = budget_tokens - len(shares)
-    for sequence in running:
-        if left <= 0:
-            break
-        if sequence.prefill_left:
-            chunk = min(sequence.prefill_left, left)
-            left -= chunk
-            decodes = chunk == sequence.prefill_left and left > 0
-            left -= decodes
-            shares.append(StepShare(sequence, chunk, decodes))
+    left = tokens.total - len(shares)
+    prefill_left = tokens.prefill
+    waiting = [sequence for sequence in running if sequence.prefill_left]
+    for sequence in sorted(waiting, key=lambda s: prefill_order(s, admitted_tokens)):
+        chunk = min(sequence.prefill_left, left, prefill_left)
+        completes = chunk == sequence.prefill_left
+        if chunk <= 0 or (chunk < SMALLEST_CHUNK and not completes and prefill_left < tokens.prefill):
+            break  # a forward over a few tokens more would cost as much as one over many
+        left -= chunk
+        prefill_left -= chunk
+        decodes = completes and left > 0
+        left -= decodes
+        shares.append(StepShare(sequence, chunk, decodes))
     return shares

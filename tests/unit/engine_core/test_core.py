@@ -48,7 +48,7 @@ def device() -> TokenDevice:
 def step(core: EngineCore, device: TokenDevice, now_s: float = 0.0) -> OutputsByClient:
     plan = core.plan()
     assert plan is not None
-    outputs = core.complete(device.run(plan), now_s)
+    outputs = core.complete(device.run(plan), 0.05, now_s)
     core.check_invariants()
     return outputs
 

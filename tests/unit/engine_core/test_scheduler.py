@@ -1,11 +1,14 @@
 """The scheduler, step by step, on a device that only checks the plans."""
 
 from array import array
+from typing import ClassVar
 
 import pytest
 from token_device import TokenDevice, output_alone
 
 from engine_core import scheduler as scheduler_module
+from engine_core.chunk_budget import FixedChunkBudget, StepShape
+from engine_core.fair_queue import PATIENCE
 from engine_core.scheduler import OutputsByClient, Scheduler, SchedulerLimits
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestKey
@@ -125,6 +128,77 @@ def test_waiting_requests_are_admitted_by_priority_then_arrival() -> None:
     bench.run()
     ended = bench.scheduler.take_ended()
     assert ended == [keys[2], keys[0], keys[1], keys[3]]
+
+
+def test_a_short_prompt_overtakes_a_long_one_that_is_being_prefilled() -> None:
+    bench = Bench(max_num_batched_tokens=16)
+    long = bench.add("a", 100, max_tokens=1)
+    bench.step()
+    short = bench.add("b", 8, max_tokens=1)
+    bench.step()
+    assert bench.tokens(short)
+    bench.run()
+    assert bench.scheduler.take_ended() == [short, long]
+
+
+def test_short_prompts_without_end_do_not_keep_a_long_one_waiting() -> None:
+    bench = Bench(max_num_batched_tokens=16)
+    long = bench.add("a", 100, max_tokens=1)
+    admitted_before, number = 0, 0
+    while not bench.tokens(long):
+        while bench.scheduler.load().waiting + bench.scheduler.load().running < 4:
+            number += 1
+            bench.add(f"{number}", 15, max_tokens=1)
+        bench.step()
+        admitted_before += 15
+        assert admitted_before <= PATIENCE * 100 + 100 + 4 * 15
+    assert number > 20
+
+
+def test_equal_prompts_are_prefilled_one_after_another() -> None:
+    bench = Bench(max_num_seqs=8, kv_capacity_tokens=4_096, max_num_batched_tokens=32)
+    keys = [bench.add(f"{number}", 100, max_tokens=1) for number in range(8)]
+    bench.run()
+    assert bench.scheduler.take_ended() == keys
+
+
+def test_a_request_that_would_not_be_prefilled_yet_lets_a_shorter_one_of_another_client_pass() -> None:
+    bench = Bench(max_num_batched_tokens=16)
+    bench.add("a", 100)
+    bench.step()
+    bench.add("b", 120, client=1)
+    short = bench.add("c", 8)
+    bench.step()
+    assert bench.tokens(short)
+    assert bench.scheduler.load().waiting == 1
+
+
+def test_whoever_has_no_room_in_the_cache_is_not_passed_by_smaller_ones() -> None:
+    bench = Bench(kv_capacity_tokens=1_024, max_model_len=800, max_num_batched_tokens=600, patience=0)
+    bench.add("a", 200, max_tokens=400)
+    bench.add("b", 600)
+    bench.add("c", 10)
+    bench.step()
+    assert (bench.scheduler.load().running, bench.scheduler.load().waiting) == (1, 2)
+
+
+def test_the_chunk_budget_bounds_prefill_and_learns_from_each_step() -> None:
+    class Budget(FixedChunkBudget):
+        observed: ClassVar[list[tuple[StepShape, float]]] = []
+
+        def prefill_tokens(self, decode_rows: int) -> int:
+            return 3 if decode_rows else 5
+
+        def observe(self, shape: StepShape, elapsed_s: float) -> None:
+            self.observed.append((shape, elapsed_s))
+
+    budget = Budget(0)
+    scheduler = Scheduler(limits(), [EOS], budget)
+    scheduler.add(*request("a", 5))
+    scheduler.add(*request("b", 9))
+    for elapsed_s in (0.5, 0.25, 0.125):
+        scheduler.update([1] * len(scheduler.plan().decodes), elapsed_s)
+    assert budget.observed == [(StepShape(4, 1), 0.5), (StepShape(3, 1), 0.25), (StepShape(3, 1), 0.125)]
 
 
 def test_the_lowest_free_row_is_given_first() -> None:
@@ -300,7 +374,7 @@ def test_the_load_says_what_is_still_to_be_prefilled_and_what_was_done() -> None
     assert bench.scheduler.load().queued_prefill_tokens == 50
     bench.step()
     load = bench.scheduler.load()
-    assert (load.running, load.waiting, load.queued_prefill_tokens) == (1, 1, 34)
+    assert (load.running, load.waiting, load.queued_prefill_tokens) == (1, 1, 40)
     assert (load.kv_used_tokens, load.kv_capacity_tokens) == (256, 2_048)
     bench.run()
     load = bench.scheduler.load()

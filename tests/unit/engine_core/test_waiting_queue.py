@@ -9,18 +9,15 @@ from protocol.messages import EngineCoreRequest
 from protocol.sampling import SamplingParams
 
 
-def sequence(arrival: int, priority: int = 0, tokens: int = 5) -> Sequence:
-    request = EngineCoreRequest(
-        RequestId(f"r{arrival}"),
-        ClientIndex(0),
-        0,
-        "m",
-        tokens,
-        SamplingParams(max_tokens=5),
-        arrival_time_s=0.0,
-        priority=priority,
+def request(arrival: int, priority: int, tokens: int) -> EngineCoreRequest:
+    sampling = SamplingParams(max_tokens=5)
+    return EngineCoreRequest(
+        RequestId(f"r{arrival}"), ClientIndex(0), 0, "m", tokens, sampling, arrival_time_s=0.0, priority=priority
     )
-    return Sequence(request, array("I", [1] * tokens), arrival, 100)
+
+
+def sequence(arrival: int, priority: int = 0, tokens: int = 5) -> Sequence:
+    return Sequence(request(arrival, priority, tokens), array("I", [1] * tokens), arrival, 100, due=1_000)
 
 
 def test_priority_goes_before_arrival() -> None:
@@ -30,7 +27,7 @@ def test_priority_goes_before_arrival() -> None:
         waiting.add(each)
         waiting.check_invariants()
     assert list(waiting) == [urgent, early, late]
-    assert waiting.head is urgent
+    assert waiting.first(2) == [urgent, early]
 
 
 def test_anyone_can_leave_and_the_tokens_that_wait_are_counted() -> None:
@@ -57,3 +54,26 @@ def test_a_preempted_sequence_is_before_all_that_came_later() -> None:
     waiting.check_invariants()
     assert list(waiting) == [first, second, third]
     assert waiting.queued_tokens == 12
+
+
+def test_what_is_admitted_lets_those_who_wait_grow_older() -> None:
+    waiting = WaitingQueue()
+    long = Sequence(request(0, 0, 30), array("I", [1] * 30), 0, 100, due=10)
+    waiting.add(long)
+    waiting.add(sequence(1, tokens=4))
+    waiting.add(sequence(2, tokens=6))
+    waiting.add(sequence(3, tokens=7))
+    assert [s.order[1] for s in waiting] == [1, 2, 3, 0]
+    for arrival in (1, 2):
+        waiting.admit(waiting.first(1)[0])
+        waiting.check_invariants()
+        assert waiting.admitted_tokens == (4 if arrival == 1 else 10)
+    assert [s.order[1] for s in waiting] == [0, 3]
+
+
+def test_a_client_key_can_be_anything() -> None:
+    waiting = WaitingQueue(client_of=lambda sequence: sequence.request.model)
+    for number in range(4):
+        waiting.add(sequence(number))
+    assert len(waiting) == 4
+    waiting.check_invariants()
