@@ -61,19 +61,25 @@ class Batch:
         return round_kv_length(max((s.num_tokens for s in self._sequences), default=0))
 
     @property
+    def kv_tokens(self) -> int:
+        """What the rows take."""
+        return self.kv_rows * self.kv_length
+
+    @property
     def fits(self) -> bool:
         """Whether the bound of the KV cache is kept."""
         return self._budget.fits(self.kv_rows, self.kv_length)
 
-    def can_admit(self, newcomer: Sequence, room_tokens: int) -> bool:
+    def can_admit(self, newcomer: Sequence, room_tokens: int, beside: int = 0) -> bool:
         """Whether there is a row for it and all could still grow by `room_tokens` (or to their own end) beside it.
 
-        True for whoever comes into an empty batch: `SchedulerLimits` sees to that.
+        `beside` are tokens of other things that must stay in the KV cache; none do while the batch is empty. True
+        for whoever comes into an empty batch: `SchedulerLimits` sees to that.
         """
         if not self._free_rows:
             return False
         longest = max(min(s.num_tokens + room_tokens, s.most_kv_tokens) for s in (*self._sequences, newcomer))
-        return self._budget.fits(max(self.kv_rows, self._free_rows[0] + 1), longest)
+        return self._budget.fits(max(self.kv_rows, self._free_rows[0] + 1), longest, beside)
 
     def admit(self, sequence: Sequence) -> None:
         """Gives it the lowest free row."""

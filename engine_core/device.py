@@ -5,7 +5,7 @@ decode row, and so is every token sampled after it: sampling happens in one plac
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NewType, Protocol
 
 import msgspec
 
@@ -14,6 +14,26 @@ from protocol.sampling import SamplingParams
 
 OnProgress = Callable[[float, str], None]
 """Called while a model loads: share loaded (0 to 1) and what is being done."""
+
+
+BlockId = NewType("BlockId", int)
+"""Names a stored block of KV; never given twice."""
+
+
+class BlockSave(msgspec.Struct, frozen=True):
+    """Copy one block out of a row."""
+
+    block_id: BlockId
+    row: int
+    start: int
+    """Position of its first token; the whole block is in the row."""
+
+
+class BlockRestore(msgspec.Struct, frozen=True):
+    """Copy blocks, one after the other, to the start of a row that has just been admitted."""
+
+    row: int
+    block_ids: Sequence[BlockId]
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -47,8 +67,15 @@ class DecodeRow(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step, in this order: releases, admissions, KV growth, prefill chunks, decode rows."""
+    """One step, in this order: drops, saves, releases, admissions, KV growth, restores, prefill chunks, decode rows.
 
+    So blocks are saved as the step before left them, also from rows that are released, and room for them is made
+    before. kv_rows x kv_length and the blocks fit in the device's capacity together, before and after the growth.
+    """
+
+    drops: Sequence[BlockId] = ()
+    """Blocks to be forgotten."""
+    saves: Sequence[BlockSave] = ()
     releases: Sequence[int] = ()
     """Rows that are free again."""
     admissions: Sequence[Admission] = ()
@@ -56,6 +83,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     """The KV cache must hold rows 0 .. kv_rows-1 ..."""
     kv_length: int = 0
     """... of this many tokens each, during this step."""
+    restores: Sequence[BlockRestore] = ()
     prefills: Sequence[PrefillChunk] = ()
     decodes: Sequence[DecodeRow] = ()
 
@@ -64,7 +92,9 @@ class Device(Protocol):
     """All calls come from one thread, the one that made the device."""
 
     kv_capacity_tokens: int
-    """Most kv_rows x kv_length that a plan may ask for."""
+    """Most kv_rows x kv_length that a plan may ask for, with the tokens of all stored blocks."""
+    prefix_block_tokens: int
+    """Tokens of a block (protocol.prefix_hash.BLOCK_TOKENS); 0 for a device that stores none."""
 
     def run(self, plan: StepPlan) -> list[int]:
         """Executes the plan; returns the sampled token ids in the order of `plan.decodes`.

@@ -29,6 +29,7 @@ class KvBudget:
         """
         return self.capacity_tokens // KV_LENGTH_STEP * KV_LENGTH_STEP + 1
 
-    def fits(self, rows: int, longest: int) -> bool:
-        """Whether so many rows can have the length that a sequence of `longest` tokens needs."""
-        return rows * round_kv_length(longest) <= self.capacity_tokens
+    def fits(self, rows: int, longest: int, beside: int = 0) -> bool:
+        """Whether so many rows can have the length that a sequence of `longest` tokens needs, with `beside` tokens of
+        other things in the cache."""
+        return rows * round_kv_length(longest) + beside <= self.capacity_tokens

@@ -34,6 +34,7 @@ class MlxDevice:
 
     def __init__(self, runner: ModelRunner, sampler: Sampler, vocab_size: int, kv_capacity_tokens: int) -> None:
         self.kv_capacity_tokens = kv_capacity_tokens
+        self.prefix_block_tokens = 0
         self._runner = runner
         self._sampler = sampler
         self._vocab_size = vocab_size

@@ -11,12 +11,9 @@ and however long they are, they take no protected prefix away; a chain too long 
 from collections import OrderedDict
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import NewType
 
+from engine_core.device import BlockId
 from protocol.prefix_hash import BlockHash
-
-BlockId = NewType("BlockId", int)
-"""Names a stored block to the device; never given twice."""
 
 PROTECTED_SHARE = 0.8
 """Of the capacity: the rest is where new prefixes have the time to be asked for again."""
@@ -56,12 +53,21 @@ class PrefixIndex:
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._blocks
 
+    @property
+    def capacity(self) -> int:
+        """Blocks."""
+        return self._capacity
+
     def matched(self, chain: Sequence[BlockHash]) -> int:
-        """How many blocks of the chain are stored, from its root on."""
-        for number, block_hash in enumerate(chain[1:]):
-            if block_hash not in self._blocks:
-                return number
-        return len(chain) - 1
+        """How many blocks of the chain, which is not empty, are stored: from its root on."""
+        stored, missing = 0, len(chain)
+        while missing - stored > 1:  # what is stored of a chain has no gaps
+            middle = (stored + missing) // 2
+            if chain[middle] in self._blocks:
+                stored = middle
+            else:
+                missing = middle
+        return stored
 
     def block_ids(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
         """Of stored blocks. Raises KeyError for one that is not."""

@@ -5,7 +5,9 @@ requests may be added and aborted at any time between, also while a plan runs.
 
 A step has a budget of tokens: one for each decoding sequence first, then chunks of prefill (`engine_core.chunk_budget`
 says how many beside decodes, `engine_core.step_share` whose), so that a long prompt never stalls running streams.
-Who waits gets a row in the order of `engine_core.fair_queue`, when the next step would prefill it.
+Who waits gets a row in the order of `engine_core.fair_queue`, when the next step would prefill it; with what is
+stored of its prefix there (`engine_core.prefix_cache`). A prefix that several requests bring together is computed once:
+the others wait for it.
 
 Sequences hold rows of the KV cache (`engine_core.kv_budget` says what rows cost). When they outgrow it, the youngest
 of the lowest priority loses its row and is computed anew later; since a draw depends only on seed and position, and
@@ -24,11 +26,13 @@ from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget, StepShape
 from engine_core.device import Admission, DecodeRow, PrefillChunk, StepPlan
 from engine_core.fair_queue import PATIENCE
 from engine_core.kv_budget import KvBudget
+from engine_core.prefix_cache import PrefixCache
 from engine_core.sequence import Sequence, Status
 from engine_core.step_share import PrefillOrder, StepShare, StepTokens, prefill_order, share_step
 from engine_core.waiting_queue import WaitingQueue
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, Load, RequestKey
+from protocol.prefix_hash import BlockHash
 
 MAX_WAITING_REQUESTS = 16_384
 """At this many a new request ends with an error; the coordinator's admission stops long before."""
@@ -81,6 +85,7 @@ class Scheduler:
         self._by_id: dict[RequestId, Sequence] = {}
         self._waiting = WaitingQueue()
         self._batch = Batch(limits.max_num_seqs, KvBudget(limits.kv_capacity_tokens))
+        self._prefixes = PrefixCache(limits.kv_capacity_tokens)
         self._in_flight: list[StepShare] | None = None
         """What the plan that the device runs will have computed, in the order of its decode rows."""
         self._arrivals = 0
@@ -103,10 +108,11 @@ class Scheduler:
         """Whether a plan is wanted: for requests, or to tell the device of the last free rows."""
         return bool(self._by_id or self._batch.has_releases)
 
-    def add(self, request: EngineCoreRequest, prompt: "array[int]") -> OutputsByClient:
+    def add(self, request: EngineCoreRequest, prompt: "array[int]", chain: Tokens[BlockHash] = ()) -> OutputsByClient:
         """Takes a checked request; returns its end if it can never run, else nothing.
 
-        A request that is known already is ignored; a newer attempt of it silently replaces the older.
+        `chain` names its prefixes (protocol.prefix_hash); without it none is looked up or stored. A request that is
+        known already is ignored; a newer attempt of it silently replaces the older.
         """
         if not self._is_news(request):
             return {}
@@ -114,7 +120,7 @@ class Scheduler:
         if refusal is not None:
             return self._fail_at_once(request, refusal)
         due = self._waiting.admitted_tokens + self._limits.patience * len(prompt)
-        sequence = Sequence(request, prompt, self._arrivals, self._limits.max_model_len, due)
+        sequence = Sequence(request, prompt, self._arrivals, self._limits.max_model_len, due, chain)
         self._arrivals += 1
         self._by_id[request.request_id] = sequence
         self._waiting.add(sequence)
@@ -180,6 +186,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is Status.RUNNING:
+            self._prefixes.save([sequence])
             self._batch.release(sequence)
         else:
             self._waiting.remove(sequence)
@@ -196,17 +203,22 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step. It must be run, and its result given to `update`, before the next plan is asked for."""
         assert self._in_flight is None, "the last plan has not been updated"
+        self._prefixes.save(self._batch)
         self._preempt_until_fit()
         tokens = self._step_tokens()
         admitted = self._admit(tokens)
         shares = share_step(list(self._batch), tokens, self._waiting.admitted_tokens)
         shares.sort(key=lambda share: share.sequence.row)
         self._in_flight = shares
+        blocks = self._prefixes.take_orders(self._batch.kv_tokens)
         return StepPlan(
+            drops=blocks.drops,
+            saves=blocks.saves,
             releases=self._batch.take_releases(),
             admissions=[Admission(s.row, s.prompt, tuple(s.output), s.request.sampling) for s in admitted],
             kv_rows=self._batch.kv_rows,
             kv_length=self._batch.kv_length,
+            restores=blocks.restores,
             prefills=[_chunk(share) for share in shares if share.prefill_tokens],
             decodes=[_decode_row(share.sequence) for share in shares if share.decodes],
         )
@@ -233,17 +245,19 @@ class Scheduler:
         if self._batch.is_full:
             return admitted
         for sequence in self._waiting.first(MOST_CANDIDATES):
-            if not self._would_be_prefilled(sequence, tokens):
+            if self._prefixes.is_coming(sequence, self._batch) or not self._would_be_prefilled(sequence, tokens):
                 continue
-            if not self._batch.can_admit(sequence, self._limits.growth_room_tokens):
+            beside = self._prefixes.restored_tokens
+            if not self._batch.can_admit(sequence, self._limits.growth_room_tokens, beside):
                 break
             self._waiting.admit(sequence)
             self._batch.admit(sequence)
+            self._prefixes.restore(sequence, self._batch.kv_tokens)
             admitted.append(sequence)
         return admitted
 
     def _would_be_prefilled(self, newcomer: Sequence, tokens: StepTokens) -> bool:
-        own_order = self._prefill_order(newcomer)
+        own_order = self._prefill_order(newcomer, self._prefixes.stored_tokens(newcomer))
         decodes = ahead = 0
         for running in self._batch:
             if running.prefill_left == 0:
@@ -252,8 +266,8 @@ class Scheduler:
                 ahead += running.prefill_left
         return ahead < min(tokens.prefill, tokens.total - decodes)
 
-    def _prefill_order(self, sequence: Sequence) -> PrefillOrder:
-        return prefill_order(sequence, self._waiting.admitted_tokens)
+    def _prefill_order(self, sequence: Sequence, stored_tokens: int = 0) -> PrefillOrder:
+        return prefill_order(sequence, self._waiting.admitted_tokens, stored_tokens)
 
     # --- update -------------------------------------------------------------------------------------------------
 
@@ -265,6 +279,7 @@ class Scheduler:
         """
         assert self._in_flight is not None, "there is no plan to update"
         shares, self._in_flight = self._in_flight, None
+        self._prefixes.plan_done()
         self._steps_total += bool(shares)
         self._chunk_budget.observe(_shape(shares), elapsed_s)
         outputs: OutputsByClient = {}
@@ -285,9 +300,9 @@ class Scheduler:
         reason, stop_reason = self._finish_reason(sequence, token_id)
         if reason is not None:
             self._end(sequence, reason)
-        return EngineCoreOutput(
-            sequence.request.request_id, sequence.request.attempt, position, [token_id], reason, stop_reason
-        )
+        cached_tokens = (sequence.cached_tokens or 0) if position == 0 else 0
+        request_id, attempt = sequence.key.request_id, sequence.key.attempt
+        return EngineCoreOutput(request_id, attempt, position, [token_id], reason, stop_reason, cached_tokens)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
         # The sampler masks these tokens until `min_tokens`: what comes here may end the request.
@@ -311,19 +326,22 @@ class Scheduler:
             running=len(self._batch),
             waiting=len(self._waiting),
             queued_prefill_tokens=self._waiting.queued_tokens + self._batch.prefill_left,
-            kv_used_tokens=self._batch.kv_rows * self._batch.kv_length,
+            kv_used_tokens=self._batch.kv_tokens,
             kv_capacity_tokens=self._limits.kv_capacity_tokens,
             steps_total=self._steps_total,
             prompt_tokens_total=self._prompt_tokens_total,
             generation_tokens_total=self._generation_tokens_total,
             finished_total=dict(self._finished_total),
             preemptions_total=self._preemptions_total,
+            prefix_queries_tokens_total=self._prefixes.queries_tokens_total,
+            prefix_hits_tokens_total=self._prefixes.hits_tokens_total,
         )
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""
         self._waiting.check_invariants()
         self._batch.check_invariants()
+        self._prefixes.check_invariants(None if self._in_flight is None else self._batch.kv_tokens)
         assert {id(s) for s in self._by_id.values()} == {id(s) for s in (*self._batch, *self._waiting)}
         assert all(request_id == s.request.request_id for request_id, s in self._by_id.items())
         assert all(s.num_tokens < self._limits.max_model_len for s in self._by_id.values())

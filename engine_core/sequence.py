@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Tokens
 
 from protocol.messages import EngineCoreRequest, RequestKey
+from protocol.prefix_hash import BLOCK_TOKENS, BlockHash, next_block_hash
 
 HISTORY_LENGTH = 16
 """Status changes kept for the message of an illegal move."""
@@ -42,8 +43,15 @@ class Sequence:
     """
 
     def __init__(
-        self, request: EngineCoreRequest, prompt: "array[int]", arrival: int, max_model_len: int, due: int = 0
+        self,
+        request: EngineCoreRequest,
+        prompt: "array[int]",
+        arrival: int,
+        max_model_len: int,
+        due: int = 0,
+        chain: Tokens[BlockHash] = (),
     ) -> None:
+        """`chain` is that of the prompt (protocol.prefix_hash); empty when no prefix of it is to be stored."""
         self.request = request
         self.prompt = prompt
         self.output: list[int] = []
@@ -56,6 +64,10 @@ class Sequence:
         """When so many tokens have been admitted, no later one of its priority and client goes before it any more."""
         self.most_kv_tokens = min(len(prompt) + request.sampling.max_tokens, max_model_len) - 1
         """Most tokens of it that the KV cache will ever hold: the last sampled one is never fed."""
+        self.cached_tokens: int | None = None
+        """Prompt tokens that were found stored when it was first admitted; None before that, or without a chain."""
+        self._chain = list(chain)
+        self._blocks_taken = 0
         self._status = Status.WAITING
         self._history: deque[Status] = deque([Status.WAITING], maxlen=HISTORY_LENGTH)
 
@@ -79,6 +91,19 @@ class Sequence:
         """Tokens to prefill before it can decode."""
         return self.num_tokens - 1 - self.num_computed
 
+    @property
+    def chain(self) -> Tokens[BlockHash]:
+        """Its root and the hashes of all blocks whose tokens are known; empty when no prefix of it is to be stored."""
+        while self._chain and len(self._chain) * BLOCK_TOKENS <= self.num_tokens:
+            start = (len(self._chain) - 1) * BLOCK_TOKENS
+            self._chain.append(next_block_hash(self._chain[-1], self.tokens(start, BLOCK_TOKENS)))
+        return self._chain
+
+    def take_complete_blocks(self) -> range:
+        """Places in the chain of the blocks that were computed since this was last asked."""
+        first, self._blocks_taken = self._blocks_taken, self.num_computed // BLOCK_TOKENS
+        return range(first + 1, self._blocks_taken + 1) if self._chain else range(0)
+
     def tokens(self, start: int, count: int) -> Tokens[int]:
         """Known tokens `start` .. `start + count - 1`."""
         stop, length = start + count, len(self.prompt)
@@ -91,11 +116,20 @@ class Sequence:
         self._move(Status.RUNNING)
         self.row = row
 
+    def restored(self, count: int) -> None:
+        """The first `count` tokens, whole blocks, are in its row: they were stored."""
+        assert self._status is Status.RUNNING and self.num_computed == 0 and count <= self.prefill_left, self
+        self.num_computed = count
+        self._blocks_taken = count // BLOCK_TOKENS
+        if self.cached_tokens is None:
+            self.cached_tokens = count
+
     def preempt(self) -> None:
         """It loses its row and what was computed there."""
         self._move(Status.PREEMPTED)
         self.row = -1
         self.num_computed = 0
+        self._blocks_taken = 0
 
     def finish(self) -> None:
         """It ended, for whatever reason."""

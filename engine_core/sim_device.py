@@ -14,6 +14,7 @@ from engine_core.config import EngineCoreConfig
 from engine_core.device import Admission, DecodeRow, OnProgress, OpenedModel, StepPlan
 from engine_core.sim_card import IM_END, sim_card
 from engine_core.sim_options import SimOptions, parse_sim_options
+from protocol.prefix_hash import BLOCK_TOKENS
 
 _LETTERS = b"etaoin shrdlu cmfwyp vbgkqj "
 _LOADING_PARTS = 10
@@ -38,6 +39,7 @@ class SimDevice:
 
     def __init__(self, options: SimOptions) -> None:
         self.kv_capacity_tokens = options.kv_capacity_tokens
+        self.prefix_block_tokens = BLOCK_TOKENS
         self._options = options
         self._rows: dict[int, tuple[Admission, int]] = {}
         """By row: what was admitted there, and the key of its draws."""
@@ -49,6 +51,7 @@ class SimDevice:
             del self._rows[row]
         for admission in plan.admissions:
             self._rows[admission.row] = (admission, _draw_key(admission))
+        self._copy_blocks(plan)
         if plan.prefills or plan.decodes:
             self._compute(plan)
         return [self._sample(decode) for decode in plan.decodes]
@@ -56,6 +59,11 @@ class SimDevice:
     def close(self) -> None:
         """Forgets the rows."""
         self._rows.clear()
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        blocks = len(plan.saves) + sum(len(restore.block_ids) for restore in plan.restores)
+        if blocks:
+            time.sleep(blocks * BLOCK_TOKENS * self._options.restore_ms_per_token / 1_000)
 
     def _compute(self, plan: StepPlan) -> None:
         self._steps += 1

@@ -28,16 +28,16 @@ class StepTokens(msgspec.Struct, frozen=True):
 PrefillOrder = tuple[int, int, int, int]
 
 
-def prefill_order(sequence: Sequence, admitted_tokens: int) -> PrefillOrder:
+def prefill_order(sequence: Sequence, admitted_tokens: int, stored_tokens: int = 0) -> PrefillOrder:
     """Who is prefilled first: the smaller.
 
     By priority; then those that are overdue, the oldest first; then the one with the least left. `admitted_tokens` is
-    where the count that `Sequence.due` refers to stands.
+    where the count that `Sequence.due` refers to stands; `stored_tokens` of it would be restored.
     """
     priority, arrival = sequence.order
     if sequence.due <= admitted_tokens:
         return (priority, 0, 0, arrival)
-    return (priority, 1, sequence.prefill_left, arrival)
+    return (priority, 1, sequence.prefill_left - stored_tokens, arrival)
 
 
 def share_step(running: Sequences[Sequence], tokens: StepTokens, admitted_tokens: int) -> list[StepShare]:

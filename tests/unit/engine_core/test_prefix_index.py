@@ -5,7 +5,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine_core.prefix_index import BlockId, PrefixIndex
+from engine_core.device import BlockId
+from engine_core.prefix_index import PrefixIndex
 from protocol.prefix_hash import BlockHash
 
 

@@ -11,6 +11,7 @@ from engine_core.device import StepPlan
 from engine_core.scheduler import OutputsByClient, Scheduler, SchedulerLimits
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestKey
+from protocol.prefix_hash import prefix_chain, prefix_root
 from protocol.sampling import SamplingParams
 
 EOS = 3
@@ -28,12 +29,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.silenced: set[RequestKey] = set()
         """Aborted, superseded or without a client: no output may come any more."""
         self.ended: list[RequestKey] = []
+        self.salts: dict[RequestId, str] = {}
+        self.stores_prefixes = True
         self.plan: StepPlan | None = None
         self.numbers = 0
         self.started = False
 
-    @initialize(rows=st.integers(1, 4), budget=st.integers(4, 200), steps=st.integers(3, 8), room=st.integers(0, 64))
-    def start(self, rows: int, budget: int, steps: int, room: int) -> None:
+    @initialize(
+        rows=st.integers(1, 4),
+        budget=st.integers(4, 200),
+        steps=st.integers(3, 12),
+        room=st.integers(0, 64),
+        stores_prefixes=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, rows: int, budget: int, steps: int, room: int, stores_prefixes: bool) -> None:
+        self.stores_prefixes = stores_prefixes
         limits = SchedulerLimits(
             max_num_seqs=rows,
             max_num_batched_tokens=budget,
@@ -50,6 +60,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40),
             st.sampled_from([200, 240, 250, 256, 500, 510, 512, 700, 767, 768, 769]).map(
                 lambda length: [length % VOCABULARY] * length
+            ),
+            st.tuples(st.sampled_from([63, 64, 65, 127, 128, 129, 130, 500]), st.integers(0, VOCABULARY - 1)).map(
+                lambda drawn: [7] * (drawn[0] - 1) + [drawn[1]]
             ),
         ),
         max_tokens=st.sampled_from([1, 2, 5, 30, 300]),
@@ -68,9 +81,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         added = EngineCoreRequest(
             name, ClientIndex(client), attempt, "m", len(prompt), sampling, arrival_time_s=0.0, priority=priority
         )
+        self.salts.setdefault(name, "other salt" if len(self.salts) % 3 == 2 else "")
         self.requests[added.key] = added
         self.prompts[added.key] = prompt
-        self._collect(self.scheduler.add(added, array("I", prompt)))
+        self._hand_over(added)
+
+    def _hand_over(self, request: EngineCoreRequest) -> None:
+        prompt = self.prompts[request.key]
+        chain = (
+            prefix_chain(prefix_root("m", "", self.salts[request.request_id]), prompt) if self.stores_prefixes else ()
+        )
+        self._collect(self.scheduler.add(request, array("I", prompt), chain))
 
     @rule(lengths=st.lists(st.sampled_from([240, 250, 500, 510]), min_size=3, max_size=6), priority=st.integers(0, 1))
     def add_some_that_outgrow_the_cache_together(self, lengths: list[int], priority: int) -> None:
@@ -92,7 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 key.request_id, newest + 1, self.prompts[key], request.sampling, request.priority, request.client_index
             )
         elif request.key in self._live():
-            self._collect(self.scheduler.add(request, array("I", self.prompts[request.key])))
+            self._hand_over(request)
 
     @precondition(lambda self: any(key.attempt for key in self._live()))
     @rule(data=st.data())
@@ -170,6 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.scheduler.has_requests, "it does not come to an end"
         assert self.device.rows == {}
         assert self.scheduler.load().kv_used_tokens == 0
+        assert self.stores_prefixes or not self.device.blocks
         assert sorted(self.ended, key=str) == sorted(self.requests, key=str), "not every request ended exactly once"
         for key in self.requests:
             if key not in self.silenced:

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from engine_core.config import EngineCoreConfig
-from engine_core.device import Admission, DecodeRow, ModelRefused, PrefillChunk, StepPlan
+from engine_core.device import (
+    Admission,
+    BlockId,
+    BlockRestore,
+    BlockSave,
+    DecodeRow,
+    ModelRefused,
+    PrefillChunk,
+    StepPlan,
+)
 from engine_core.sim_card import IM_END, sim_card
 from engine_core.sim_device import SimDevice, SimulatedFailure, open_sim_device
 from engine_core.sim_options import SimOptions, parse_sim_options
@@ -74,6 +83,15 @@ def test_a_step_takes_the_time_that_it_is_said_to_take() -> None:
     decoded = time.perf_counter()
     assert prefilled - began >= 0.020
     assert decoded - prefilled >= 0.030
+
+
+def test_blocks_take_the_time_that_they_are_said_to_take() -> None:
+    device = SimDevice(SimOptions(prefill_ms_per_token=0, decode_ms=0, decode_ms_per_row=0, restore_ms_per_token=0.1))
+    device.run(StepPlan(admissions=[Admission(row, [1] * 200, (), GREEDY) for row in range(2)]))
+    saves = [BlockSave(BlockId(number), 0, 64 * number) for number in range(3)]
+    began = time.perf_counter()
+    device.run(StepPlan(saves=saves, restores=[BlockRestore(1, [BlockId(0), BlockId(1)])]))
+    assert time.perf_counter() - began >= 0.1 * 5 * 64 / 1_000
 
 
 def test_the_step_that_shall_fail_fails() -> None:
