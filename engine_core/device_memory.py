@@ -28,11 +28,13 @@ class CacheCost(msgspec.Struct, frozen=True):
     """While a cache grows, one layer is there twice."""
     bytes_per_row: int
     """Of each sequence, however long it is."""
+    largest_layer_bytes_per_row: int = 0
+    """While rows are added, one layer's state is there twice."""
 
 
 def capacity_tokens(cost: CacheCost, budget_bytes: int, max_rows: int) -> int:
     """Most rows x length that fit in the budget, a multiple of KV_LENGTH_STEP. Raises ModelRefused when it is 0."""
-    for_tokens = budget_bytes - max_rows * cost.bytes_per_row
+    for_tokens = budget_bytes - max_rows * (cost.bytes_per_row + cost.largest_layer_bytes_per_row)
     tokens = for_tokens // max(1, cost.bytes_per_token + cost.largest_layer_bytes_per_token)
     if tokens < KV_LENGTH_STEP:
         raise ModelRefused(

@@ -112,13 +112,13 @@ def choose_runner(model: LanguageModel, trace: ModelTrace, budget_bytes: int, ma
     Logs the choice and its reason.
     """
     if trace.layouts is None:
-        reason: str | None = f"its caches are {', '.join(trace.cache_kinds)}, slots need KVCache alone"
+        reason: str | None = f"slots cannot hold its caches ({', '.join(trace.cache_kinds)})"
     else:
         capacity = capacity_tokens(_slot_cost(trace.cost), budget_bytes, max_rows)
         slots = SlotRunner(model, trace.layouts, capacity, max_rows)
         reason = find_fault(model, slots, trace.vocab_size, trace.logits_dtype)
         if reason is None:
-            logger.info("the model runs in batched slots: its caches are plain and the self test agrees")
+            logger.info("the model runs in batched slots, and the self test agrees (%s)", ", ".join(trace.cache_kinds))
             return slots, capacity
     logger.warning("the model runs one row at a time, which is slow for many requests: %s", reason)
     return RowRunner(model), capacity_tokens(trace.cost, budget_bytes, max_rows)

@@ -4,8 +4,9 @@ Used of it, with why it may break with another version:
 - utils.load_model(path, lazy): architecture by config.json, quantisation of all its forms. Models are called as
   model(ids [rows, n], cache=[...]) and give logits [rows, n, vocabulary].
 - models.cache.make_prompt_cache, and the cache classes: their `keys`, `values` and `cache` hold the memory.
-- models.cache.KVCache as the protocol that slot_views speaks: offset, update_and_fetch, make_mask(n, return_array,
-  window_size). Before 0.32 models read other attributes.
+- models.cache.KVCache and ArraysCache as the protocol that slot_views speaks: offset, update_and_fetch,
+  keys_and_values, make_mask(n, return_array, window_size), cache. Before 0.32 models read other attributes.
+- models.cache.create_attention_mask(n, tokens before, return_array, window_size), which makes a KVCache's masks.
 
 mlx-lm imports transformers, which imports torch where it finds it: 0.5 GB for nothing, because the engine core needs
 no tokenizer. So torch is made invisible while mlx-lm is imported.
@@ -24,7 +25,7 @@ from mlx.utils import tree_flatten
 
 from engine_core.device import ModelRefused, OnProgress
 from engine_core.device_memory import CacheCost
-from engine_core.slot_buffers import LayerLayout
+from engine_core.slot_layout import CacheLayout, LayerLayout, StateArray, StateLayout
 
 
 @contextmanager
@@ -51,11 +52,24 @@ with invisible("torch"):
         ConcatenateKVCache,
         KVCache,
         RotatingKVCache,
+        create_attention_mask,
         make_prompt_cache,
     )
     from mlx_lm.utils import load_model, maybe_set_recommended_wired_limit
 
-__all__ = ["KVCache", "ModelTrace", "cache_arrays", "load_weights", "make_prompt_cache", "trace_model", "weight_bytes"]
+__all__ = [
+    "ArraysCache",
+    "CacheList",
+    "KVCache",
+    "ModelTrace",
+    "RotatingKVCache",
+    "cache_arrays",
+    "create_attention_mask",
+    "load_weights",
+    "make_prompt_cache",
+    "trace_model",
+    "weight_bytes",
+]
 
 _CACHES_WITH_KEYS = (KVCache, RotatingKVCache, ChunkedKVCache, ConcatenateKVCache)
 """Classes whose `keys` are [1, heads, allocated tokens, dim], or None while they are empty."""
@@ -100,26 +114,29 @@ class ModelTrace(msgspec.Struct, frozen=True):
     vocab_size: int
     """Token ids below it exist in the embedding and in the logits."""
     logits_dtype: mx.Dtype
-    layouts: tuple[LayerLayout, ...] | None
-    """Per layer, when all layers keep a plain KVCache that they write in each forward; else None."""
+    layouts: tuple[CacheLayout, ...] | None
+    """Of the entries of its prompt cache, as slots hold them; None when they cannot (see `_layouts`)."""
     cache_kinds: tuple[str, ...]
     """Names of the cache classes in use, sorted."""
     cost: CacheCost
 
 
 def trace_model(model: Any) -> ModelTrace:
-    """Feeds one token without evaluating anything, and looks at the shapes."""
+    """Feeds a few tokens without evaluating anything, and looks at the shapes."""
     cache = make_prompt_cache(model)
     logits = model(mx.zeros((1, 1), mx.int32), cache=cache)
     leaves = list(_leaves(cache))
     per_token = [_bytes_per_token(leaf) for leaf in leaves]
-    fixed = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, ArraysCache))
+    per_row = [leaf.nbytes for leaf in leaves if isinstance(leaf, ArraysCache)]
+    cost = CacheCost(sum(per_token), max(per_token, default=0), sum(per_row), max(per_row, default=0))
+    first = _layouts(cache)
+    model(mx.zeros((1, 2), mx.int32), cache=cache)
     return ModelTrace(
         vocab_size=min([logits.shape[-1], *_embedding_rows(model)]),
         logits_dtype=logits.dtype,
-        layouts=_plain_layouts(cache),
+        layouts=first if first == _layouts(cache) else None,
         cache_kinds=tuple(sorted({type(leaf).__name__ for leaf in leaves})),
-        cost=CacheCost(sum(per_token), max(per_token, default=0), fixed),
+        cost=cost,
     )
 
 
@@ -141,18 +158,37 @@ def _bytes_per_token(leaf: Any) -> int:
     return 0 if leaf.empty() else int(leaf.nbytes // leaf.keys.shape[2])
 
 
-def _plain_layouts(cache: Cache) -> tuple[LayerLayout, ...] | None:
-    if any(type(layer) is not KVCache or layer.empty() for layer in cache):
-        return None
-    return tuple(
-        LayerLayout(
-            heads=layer.keys.shape[1],
-            key_dim=layer.keys.shape[3],
-            value_dim=layer.values.shape[3],
-            key_dtype=layer.keys.dtype,
-            value_dtype=layer.values.dtype,
-        )
-        for layer in cache
+def _layouts(cache: Cache) -> tuple[CacheLayout, ...] | None:
+    """None where a class is not one of those that slots imitate, or where a layer's KV was not written."""
+    layouts = []
+    for entry in cache:
+        layout = _layout(entry)
+        if layout is None:
+            return None
+        layouts.append(layout)
+    return tuple(layouts)
+
+
+def _layout(entry: Any) -> CacheLayout | None:
+    if type(entry) is CacheList:
+        return _layouts(entry.caches)
+    if type(entry) is ArraysCache:
+        return StateLayout(tuple(None if a is None else StateArray(a.shape[1:], a.dtype) for a in entry.cache))
+    if type(entry) is RotatingKVCache and entry.keep == 0:
+        return None if entry.empty() else _layer_layout(entry, entry.max_size)
+    if type(entry) is KVCache:
+        return None if entry.empty() else _layer_layout(entry, None)
+    return None
+
+
+def _layer_layout(cache: Any, window: int | None) -> LayerLayout:
+    return LayerLayout(
+        heads=cache.keys.shape[1],
+        key_dim=cache.keys.shape[3],
+        value_dim=cache.values.shape[3],
+        key_dtype=cache.keys.dtype,
+        value_dtype=cache.values.dtype,
+        window=window,
     )
 
 

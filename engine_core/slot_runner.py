@@ -1,9 +1,13 @@
-"""Batched model runner for models whose layers all keep a plain KV cache.
+"""Batched model runner: attention with or without windows, recurrent and convolutional layers.
 
 Each sequence has a row (slot) of shared buffers. Decoding is one forward over a range of rows, each at its own
 position; prefill is a forward over a view of one row. To join or to leave moves no data. Rows in the range that do
 not decode in this step run as dummies: they feed token 0 at their own next free position, which the next real
-token of that row overwrites, and attend only to their own row.
+token of that row overwrites, and attend only to their own row; their recurrent state stays as it was.
+
+A recurrent state has no place for what comes before a sequence: its first token finds no state at all, as in mlx-lm,
+and what a model makes of that need not be zeros. So a sequence whose first token is a decode row (a prompt of one
+token) takes that token in a forward of its own.
 """
 
 from collections.abc import Sequence
@@ -12,19 +16,21 @@ import mlx.core as mx
 
 from engine_core.device import DecodeRow, PrefillChunk
 from engine_core.model_runner import LanguageModel, PlanError
-from engine_core.slot_buffers import LayerLayout, SlotBuffers
+from engine_core.slot_buffers import SlotBuffers
+from engine_core.slot_layout import CacheLayout
 from engine_core.slot_shape import SlotShape, grown
-from engine_core.slot_views import DecodeStep, DecodeView, PrefillView
+from engine_core.slot_views import DecodeStep, DecodeView, PrefillView, StateView, nested
 
 
 class SlotRunner:
     """A ModelRunner; see the module."""
 
     def __init__(
-        self, model: LanguageModel, layouts: Sequence[LayerLayout], capacity_tokens: int, max_rows: int
+        self, model: LanguageModel, layouts: Sequence[CacheLayout], capacity_tokens: int, max_rows: int
     ) -> None:
         """`capacity_tokens` bounds rows x length beyond what `reserve` asks for; `max_rows` bounds rows likewise."""
         self._model = model
+        self._layouts = tuple(layouts)
         self._buffers = SlotBuffers(layouts)
         self._capacity_tokens = capacity_tokens
         self._max_rows = max_rows
@@ -54,32 +60,57 @@ class SlotRunner:
     def prefill(self, chunk: PrefillChunk) -> None:
         """See ModelRunner. The logits are never evaluated, which spares the output layer."""
         self._check_room(chunk.row, chunk.start, len(chunk.token_ids))
-        views = [PrefillView(layer, chunk.row, chunk.start) for layer in self._buffers.layers]
-        self._model(mx.array([list(chunk.token_ids)]), cache=views)
-        self._cached[chunk.row] += len(chunk.token_ids)
+        self._feed_row(chunk.row, chunk.start, chunk.token_ids)
         mx.eval(self._buffers.arrays())
+
+    def _feed_row(self, row: int, start: int, token_ids: Sequence[int]) -> mx.array:
+        """Logits [1, n, vocabulary] of a forward over one row, not evaluated."""
+        layers = [PrefillView(layer, row, start) for layer in self._buffers.layers]
+        states = [StateView(state.read(slice(row, row + 1), start)) for state in self._buffers.states]
+        logits = self._model(mx.array([list(token_ids)]), cache=nested(self._layouts, iter(layers), iter(states)))
+        mx.eval([view.cache for view in states])  # what reads the buffers is done before they are written: in place
+        self._store_states(slice(row, row + 1), states)
+        self._cached[row] += len(token_ids)
+        return logits
 
     def decode(self, decodes: Sequence[DecodeRow]) -> mx.array:
         """See ModelRunner."""
-        fed = {decode.row: decode for decode in decodes}
-        if len(fed) != len(decodes):
+        if len({decode.row for decode in decodes}) != len(decodes):
             raise PlanError("a row decodes twice in one step")
         for decode in decodes:
             self._check_room(decode.row, decode.start, 1)
+        alone = [decode for decode in decodes if self._buffers.states and decode.start == 0]
+        logits = [self._feed_row(decode.row, 0, [decode.token_id])[:, 0] for decode in alone]
+        together = [decode for decode in decodes if decode not in alone]
+        if together:
+            logits.append(self._decode_together(together))
+        if len(logits) == 1:
+            return logits[0]
+        computed = [decode.row for decode in (*alone, *together)]
+        return mx.concatenate(logits)[mx.array([computed.index(decode.row) for decode in decodes])]
+
+    def _decode_together(self, decodes: Sequence[DecodeRow]) -> mx.array:
+        fed = {decode.row: decode for decode in decodes}
         rows = range(min(fed), max(fed) + 1)
         tokens = [fed[row].token_id if row in fed else 0 for row in rows]
-        logits = self._model(mx.array(tokens)[:, None], cache=self._decode_views(rows, decodes))[:, 0]
+        last_position = max(decode.start for decode in decodes)
+        positions = [self._cached.get(row, 0) for row in rows]
+        step = DecodeStep(rows.start, positions, last_position, self._buffers.shape.length)
+        layers = [DecodeView(layer, step) for layer in self._buffers.layers]
+        states = [StateView(state.read(step.rows)) for state in self._buffers.states]
+        views = nested(self._layouts, iter(layers), iter(states))
+        logits = self._model(mx.array(tokens)[:, None], cache=views)[:, 0]
+        changed = None if len(fed) == len(rows) else mx.array([row in fed for row in rows])
+        self._store_states(step.rows, states, changed)
         for row in fed:
             self._cached[row] += 1
         if list(fed) == list(rows):
             return logits
         return logits[mx.array([row - rows.start for row in fed])]
 
-    def _decode_views(self, rows: range, decodes: Sequence[DecodeRow]) -> list[DecodeView]:
-        positions = [self._cached.get(row, 0) for row in rows]
-        last_position = max(decode.start for decode in decodes)
-        step = DecodeStep(rows.start, positions, last_position, self._buffers.shape.length)
-        return [DecodeView(layer, step) for layer in self._buffers.layers]
+    def _store_states(self, rows: slice, views: Sequence[StateView], changed: mx.array | None = None) -> None:
+        for state, view in zip(self._buffers.states, views, strict=True):
+            state.store(rows, view.cache, changed)
 
     def written_arrays(self) -> list[mx.array]:
         """See ModelRunner."""

@@ -3,7 +3,9 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -11,6 +13,9 @@ from tiny_models import CONFIGS, VOCAB, tiny_model, write_json, write_model_fold
 
 from engine_core.device import ModelRefused
 from engine_core.mlx_lm_adapter import (
+    ArraysCache,
+    CacheList,
+    KVCache,
     cache_arrays,
     invisible,
     load_weights,
@@ -18,6 +23,7 @@ from engine_core.mlx_lm_adapter import (
     trace_model,
     weight_bytes,
 )
+from engine_core.slot_layout import LayerLayout, StateArray, StateLayout, flat_layouts
 
 
 def test_an_installed_torch_is_not_loaded_but_can_be_later(tmp_path: Path) -> None:
@@ -56,17 +62,62 @@ def test_a_trace_tells_shapes_and_computes_nothing() -> None:
 
 def test_a_recurrent_model_costs_by_the_row() -> None:
     trace = trace_model(tiny_model("mamba"))
-    assert trace.layouts is None
+    state = StateLayout((StateArray((3, 64), mx.float32), StateArray((64, 4), mx.float32)))
+    assert trace.layouts == (state, state)
     assert trace.cache_kinds == ("ArraysCache",)
     assert trace.cost.bytes_per_token == 0
     assert trace.cost.bytes_per_row == 2 * (64 * 3 + 64 * 4) * 4, "two layers of convolution and state, float32"
+    assert trace.cost.largest_layer_bytes_per_row == trace.cost.bytes_per_row / 2 == state.bytes_per_row
 
 
-def test_rings_are_counted_by_the_token_and_keep_a_model_out_of_slots() -> None:
+def test_windows_are_found_and_counted_by_the_token() -> None:
     trace = trace_model(tiny_model("gemma3_text"))
-    assert trace.layouts is None
+    assert trace.layouts is not None
+    assert [layout.window for layout in trace.layouts if isinstance(layout, LayerLayout)] == [8, None, 8]
     assert trace.cache_kinds == ("KVCache", "RotatingKVCache")
     assert trace.cost.bytes_per_token == 3 * 2 * 8 * 2 * 4
+
+
+class _FakeModel:
+    """Writes what it is told to write into a cache of its own making."""
+
+    def __init__(self, make_cache: Callable[[], list[Any]], write: Callable[[list[Any], int], None]) -> None:
+        self.make_cache = make_cache
+        self._write = write
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        self._write(cache, inputs.shape[1])
+        return mx.zeros((*inputs.shape, VOCAB))
+
+    def named_modules(self) -> list[tuple[str, Any]]:
+        return []
+
+
+def _write_keys(cache: Any, n: int) -> None:
+    cache.update_and_fetch(mx.zeros((1, 2, n, 4)), mx.zeros((1, 2, n, 3)))
+
+
+def test_nested_caches_are_found_with_their_nesting() -> None:
+    def write(cache: list[Any], n: int) -> None:
+        cache[0][0][1] = mx.zeros((1, 5))
+        _write_keys(cache[0][1], n)
+
+    trace = trace_model(_FakeModel(lambda: [CacheList(ArraysCache(2), KVCache())], write))
+    layer = LayerLayout(2, 4, 3, mx.float32, mx.float32)
+    assert trace.layouts == ((StateLayout((None, StateArray((5,), mx.float32))), layer),)
+    assert list(flat_layouts(trace.layouts)) == list(trace.layouts[0])
+
+
+def test_a_state_that_grows_with_the_tokens_does_not_fit_slots() -> None:
+    def write(cache: list[Any], n: int) -> None:
+        cache[0][0] = mx.zeros((1, n, 5))
+
+    assert trace_model(_FakeModel(lambda: [ArraysCache(1)], write)).layouts is None
+
+
+def test_a_layer_that_is_not_written_does_not_fit_slots() -> None:
+    trace = trace_model(_FakeModel(lambda: [KVCache(), KVCache()], lambda cache, n: _write_keys(cache[0], n)))
+    assert trace.layouts is None
 
 
 def test_ids_must_exist_in_the_embedding_as_in_the_logits() -> None:

@@ -18,9 +18,9 @@ def slots(model: Any) -> SlotRunner:
     return SlotRunner(model, layouts, 10_000, 8)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "gemma3_text", "mamba"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_models_with_plain_caches_pass(model_type: str, dtype: mx.Dtype) -> None:
+def test_models_that_fit_slots_pass(model_type: str, dtype: mx.Dtype) -> None:
     model = tiny_model(model_type)
     model.set_dtype(dtype)
     assert find_fault(model, slots(model), VOCAB, trace_model(model).logits_dtype) is None
@@ -32,9 +32,13 @@ def test_the_row_runner_passes_with_any_model(model_type: str) -> None:
     assert find_fault(model, RowRunner(model), VOCAB, mx.float32) is None
 
 
-@pytest.mark.parametrize("model_type", ["afm7", "gpt_bigcode"])
-def test_a_model_that_refuses_slot_caches_is_found(model_type: str) -> None:
-    model = tiny_model(model_type)
+def test_a_model_that_takes_positions_from_the_length_of_the_keys_is_found() -> None:
+    model = tiny_model("afm7")
+    assert "logits differ" in str(find_fault(model, slots(model), VOCAB, mx.float32))
+
+
+def test_a_model_that_refuses_slot_caches_is_found() -> None:
+    model = tiny_model("gpt_bigcode")
     assert "does not accept slot caches" in str(find_fault(model, slots(model), VOCAB, mx.float32))
 
 

@@ -1,7 +1,8 @@
 import mlx.core as mx
 import numpy as np
 
-from engine_core.slot_buffers import LayerLayout, SlotBuffers
+from engine_core.slot_buffers import SlotBuffers, StateBuffers
+from engine_core.slot_layout import LayerLayout, StateArray, StateLayout
 from engine_core.slot_shape import SlotShape
 
 LAYOUT = LayerLayout(heads=2, key_dim=4, value_dim=8, key_dtype=mx.float32, value_dtype=mx.float16)
@@ -57,3 +58,54 @@ def test_growth_needs_one_layer_twice_and_no_more() -> None:
     grown_bytes = sum(array.nbytes for array in buffers.arrays())
     assert mx.get_peak_memory() - mx.get_active_memory() <= 2 * one_buffer
     assert mx.get_active_memory() >= grown_bytes
+
+
+STATE = StateLayout((StateArray((3, 2), mx.float32), None))
+
+
+def state(rows: int) -> StateBuffers:
+    buffers = StateBuffers(STATE, rows)
+    buffers.store(slice(0, rows), [mx.arange(rows * 6).reshape(rows, 3, 2), None])
+    return buffers
+
+
+def values(buffers: StateBuffers) -> np.ndarray:
+    return np.array(buffers.arrays[0])
+
+
+def test_the_state_of_a_sequence_that_starts_is_none() -> None:
+    assert state(3).read(slice(1, 2), start=0) == [None, None]
+    read = state(3).read(slice(1, 2), start=5)
+    assert np.array(read[0]).ravel().tolist() == list(range(6, 12)) and read[1] is None
+
+
+def test_only_changed_rows_are_stored() -> None:
+    buffers, before = state(4), values(state(4))
+    buffers.store(slice(1, 3), [mx.full((2, 3, 2), -1.0), None], changed=mx.array([False, True]))
+    assert (values(buffers)[[0, 1, 3]] == before[[0, 1, 3]]).all() and (values(buffers)[2] == -1).all()
+    buffers.store(slice(0, 4), [mx.full((4, 3, 2), -2.0), None], changed=mx.array([True, False, False, False]))
+    assert (values(buffers)[0] == -2).all() and (values(buffers)[1] == before[1]).all()
+
+
+def test_a_state_is_kept_in_the_dtype_of_the_layout() -> None:
+    buffers = state(2)
+    for rows in (slice(0, 2), slice(1, 2)):
+        buffers.store(rows, [mx.zeros((rows.stop - rows.start, 3, 2), mx.float16), None])
+        assert buffers.arrays[0] is not None and buffers.arrays[0].dtype == mx.float32
+
+
+def test_states_grow_by_the_row_alone() -> None:
+    buffers = SlotBuffers([STATE, (LAYOUT, STATE)])
+    buffers.resize(SlotShape(2, 256))
+    buffers.check_invariants()
+    buffers.states[1].store(slice(0, 2), [mx.ones((2, 3, 2)), None])
+    first = buffers.states[0].arrays[0]
+    buffers.resize(SlotShape(2, 512))
+    assert buffers.states[0].arrays[0] is first
+    buffers.resize(SlotShape(5, 512))
+    buffers.check_invariants()
+    grown = values(buffers.states[1])
+    assert (grown[:2] == 1).all() and (grown[2:] == 0).all()
+    buffers.resize(SlotShape())
+    buffers.check_invariants()
+    assert buffers.arrays() == []

@@ -41,7 +41,7 @@ class _Sequence:
         self.fed = 0
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "gemma3_text", "mamba"])
 def test_logits_are_those_of_a_plain_forward_whatever_joins_and_leaves(model_type: str) -> None:
     model, draw = tiny_model(model_type), random.Random(7)
     runner = slot_runner(model)
@@ -191,6 +191,71 @@ def test_a_row_beyond_the_buffers_is_refused() -> None:
         runner.prefill(PrefillChunk(5, 0, [1]))
 
 
-def test_tiny_models_of_this_test_have_plain_caches() -> None:
-    plain = {model_type for model_type in CONFIGS if trace_model(tiny_model(model_type)).layouts is not None}
-    assert plain == {"llama", "qwen2", "qwen3", "afm7", "gpt_bigcode"}
+def test_what_a_row_was_used_for_leaves_no_trace_in_its_next_sequence() -> None:
+    for model_type in ("gemma3_text", "mamba"):
+        model = tiny_model(model_type)
+        runner = slot_runner(model)
+        token_ids = [7, 8, 9, 10, 11]
+        found = []
+        for _ in range(2):
+            runner.admit(0)
+            runner.reserve(1, 256)
+            found.append(decode(runner, ready(0, token_ids, runner)))
+            runner.release(0)
+            runner.admit(0)
+            decode(runner, DecodeRow(0, 0, 5, 0))
+            runner.release(0)
+        assert mx.array_equal(*found)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "gemma3_text"])
+def test_rows_that_do_not_decode_keep_their_state(model_type: str) -> None:
+    model = tiny_model(model_type)
+    runner = slot_runner(model)
+    idle = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    for row in range(3):
+        runner.admit(row)
+    runner.reserve(3, 256)
+    ready(1, idle[:6], runner)
+    others = [ready(row, [row + 1, 2, 3], runner) for row in (0, 2)]
+    for step in range(3):
+        decode(runner, *[DecodeRow(other.row, 2 + step, other.token_id, 0) for other in others])
+        runner.prefill(PrefillChunk(1, 5 + step, idle[5 + step : 6 + step]))
+    found = decode(runner, DecodeRow(1, 8, idle[8], 0))
+    assert np.array(found[0]) == pytest.approx(np.array(logits_alone(model, idle[:9])[-1]), abs=1e-4)
+
+
+def test_first_tokens_of_recurrent_sequences_come_back_in_the_order_given() -> None:
+    model = tiny_model("mamba")
+    runner = slot_runner(model)
+    for row in range(4):
+        runner.admit(row)
+    runner.reserve(4, 256)
+    decodes = [DecodeRow(3, 0, 9, 0), ready(1, [4, 5], runner), DecodeRow(0, 0, 8, 0), ready(2, [6, 7], runner)]
+    found = decode(runner, *decodes)
+    for logits, token_ids in zip(found, ([9], [4, 5], [8], [6, 7]), strict=True):
+        assert np.array(logits) == pytest.approx(np.array(logits_alone(model, token_ids)[-1]), abs=1e-5)
+
+
+def test_neither_a_join_nor_a_leave_nor_a_prefill_copies_the_states_of_others() -> None:
+    model = tiny_model("mamba", num_hidden_layers=12)
+    runner = slot_runner(model)
+    for row in range(63):
+        runner.admit(row)
+    runner.reserve(64, 256)
+    rows = [ready(row, [1, 2, 3], runner) for row in range(63)]
+    decode(runner, *rows)
+    state_bytes = sum(array.nbytes for array in runner.written_arrays())
+    mx.reset_peak_memory()
+    active = mx.get_active_memory()
+    runner.release(5)
+    runner.admit(63)
+    runner.admit(5)
+    runner.reserve(64, 256)
+    assert mx.get_peak_memory() <= active
+    runner.prefill(PrefillChunk(63, 0, [4, 5, 6, 7]))
+    assert mx.get_peak_memory() - active < state_bytes / 4
+
+
+def test_tiny_models_of_this_test_have_caches_that_slots_can_hold() -> None:
+    assert all(trace_model(tiny_model(model_type)).layouts is not None for model_type in CONFIGS)

@@ -1,11 +1,13 @@
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 
-from engine_core.mlx_lm_adapter import KVCache
-from engine_core.slot_buffers import LayerBuffers, LayerLayout
+from engine_core.mlx_lm_adapter import KVCache, RotatingKVCache
+from engine_core.slot_buffers import LayerBuffers
+from engine_core.slot_layout import LayerLayout, StateLayout
 from engine_core.slot_shape import SlotShape
-from engine_core.slot_views import DecodeStep, DecodeView, PrefillView
+from engine_core.slot_views import DecodeStep, DecodeView, PrefillView, nested
 
 LAYOUT = LayerLayout(heads=2, key_dim=4, value_dim=3, key_dtype=mx.float32, value_dtype=mx.float32)
 
@@ -64,3 +66,45 @@ def test_prefill_of_a_row_looks_like_a_plain_cache_at_its_offset() -> None:
         found, expected = view.update_and_fetch(keys, values), plain.update_and_fetch(keys, values)
         assert all(mx.array_equal(*pair) for pair in zip(found, expected, strict=True))
     assert (np.array(buffers.keys)[[0, 1, 3, 4]] == 0).all()
+
+
+def test_prefill_of_a_row_with_a_window_looks_like_a_ring_at_its_offset() -> None:
+    buffers, ring = LayerBuffers(msgspec.structs.replace(LAYOUT, window=6), SlotShape(5, 256)), RotatingKVCache(6)
+    start = 0
+    for n in (3, 2, 7, 4, 30):
+        view = PrefillView(buffers, 2, start)
+        for window in (None, 6):
+            ours, theirs = (c.make_mask(n, return_array=True, window_size=window) for c in (view, ring))
+            assert mx.array_equal(ours, theirs)
+        keys, values = mx.random.normal((1, 2, n, 4)), mx.random.normal((1, 2, n, 3))
+        found, expected = view.update_and_fetch(keys, values), ring.update_and_fetch(keys, values)
+        assert all(mx.array_equal(*pair) for pair in zip(found, expected, strict=True))
+        assert all(mx.array_equal(*pair) for pair in zip(view.keys_and_values(), expected, strict=True))
+        start += n
+        assert view.offset == ring.offset == start
+    assert PrefillView(buffers, 2, start).make_mask(1) is None, "one token attends to all that is read"
+
+
+def test_the_window_of_a_layer_bounds_the_one_that_the_model_asks_for() -> None:
+    step = DecodeStep(0, [2, 50], last_position=50, length=256)
+    view = DecodeView(LayerBuffers(msgspec.structs.replace(LAYOUT, window=8), SlotShape(5, 256)), step)
+    assert view.make_mask(1) is view.make_mask(1, window_size=8) is view.make_mask(1, window_size=99) is step.mask(8)
+    assert view.make_mask(1, window_size=3) is step.mask(3)
+
+
+def test_every_row_attends_to_something() -> None:
+    step = DecodeStep(0, [200, 3], last_position=3, length=256)
+    assert all(np.array(step.mask(window)).any(axis=-1).all() for window in (None, 8))
+
+
+def test_a_view_that_was_written_can_be_read_again_at_the_next_position() -> None:
+    view = DecodeView(layer(), DecodeStep(1, [7, 2], last_position=7, length=256))
+    fetched = view.update_and_fetch(mx.ones((2, 2, 1, 4)), mx.ones((2, 2, 1, 3)))
+    assert all(mx.array_equal(*pair) for pair in zip(view.keys_and_values(), fetched, strict=True))
+    assert view.offset.tolist() == [8, 3]
+
+
+def test_views_are_nested_as_the_layouts_are() -> None:
+    state = StateLayout((None,))
+    views = nested([LAYOUT, (state, LAYOUT), state], iter(["k0", "k1"]), iter(["s0", "s1"]))
+    assert (views[0], views[1][0], views[1][1], views[2]) == ("k0", "s0", "k1", "s1")

@@ -59,14 +59,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """By mlx-lm's model type. llama, qwen2 and qwen3 keep plain KV caches; gemma3_text has rings of 8 tokens, mamba a
-recurrent state; afm7 has plain caches but takes positions from elsewhere; gpt_bigcode wants them as a number."""
+recurrent state; afm7 has plain caches but takes positions from their length; gpt_bigcode wants them as a number."""
 
 
-def tiny_model(model_type: str, seed: int = 1) -> Any:
+def tiny_model(model_type: str, seed: int = 1, **config: Any) -> Any:
     """A model in float32, the same for the same seed; weights are spread out, so that likeliest tokens stand out."""
     module = importlib.import_module(f"mlx_lm.models.{model_type}")
     mx.random.seed(seed)
-    model = module.Model(module.ModelArgs.from_dict({"model_type": model_type, **CONFIGS[model_type]}))
+    model = module.Model(module.ModelArgs.from_dict({"model_type": model_type, **CONFIGS[model_type], **config}))
     model.update(_spread(model.parameters()))
     mx.eval(model.parameters())
     return model
