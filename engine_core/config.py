@@ -29,6 +29,9 @@ class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="memory for the KV cache; default: what is left of 60 % of the device's memory"),
     ] = None
+    prefix_caching: Annotated[
+        bool, Meta(description="keep what was computed, as far as memory allows, for prompts that begin alike")
+    ] = True
     drain_timeout_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM, seconds for running requests to finish")
     ] = 30.0

@@ -90,6 +90,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelInfo
     packed_card: bytes
     vocab_size: int
+    stores_prefixes: bool = False
 
 
 class CoordinatorLink:
@@ -154,7 +155,8 @@ class CoordinatorLink:
         if request.client_index not in self._clients:
             reason = f"request {request.request_id} is for client {request.client_index}, whose address never came"
             return [DropMalformed(reason), TellCore(RequestInvalid(request, reason))]
-        return [TellCore(check_request(request, buffers, self._identity.vocab_size))]
+        prefix_card_hash = self._identity.model.card_hash if self._identity.stores_prefixes else None
+        return [TellCore(check_request(request, buffers, self._identity.vocab_size, prefix_card_hash))]
 
     def _welcomed(self, welcome: EngineWelcome) -> list[LinkCommand]:
         self._welcomes += 1

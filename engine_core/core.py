@@ -66,9 +66,9 @@ class EngineCore:
         if not self._scheduler.has_work:
             self._progressed_s = now_s
         match event:
-            case RequestArrived(request, prompt):
+            case RequestArrived(request, prompt, chain):
                 self._adds_handled += 1
-                return self._scheduler.add(request, prompt)
+                return self._scheduler.add(request, prompt, chain)
             case RequestInvalid(request, error):
                 self._adds_handled += 1
                 return self._scheduler.refuse(request, error)

@@ -1,11 +1,13 @@
 """What the threads of an engine core tell one another."""
 
 from array import array
+from collections.abc import Sequence
 
 import msgspec
 
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import EngineCoreRequest, Load, RequestKey
+from protocol.prefix_hash import BlockHash
 
 
 class RequestArrived(msgspec.Struct, frozen=True):
@@ -13,6 +15,8 @@ class RequestArrived(msgspec.Struct, frozen=True):
 
     request: EngineCoreRequest
     prompt: "array[int]"
+    chain: Sequence[BlockHash] = ()
+    """Names of its prefixes (protocol.prefix_hash); empty where none are stored."""
 
 
 class RequestInvalid(msgspec.Struct, frozen=True):

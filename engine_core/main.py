@@ -124,6 +124,7 @@ def _scheduler_and_identity(config: EngineCoreConfig, opened: OpenedModel) -> tu
         model=ModelInfo(card.name, card_hash, card.max_model_len, card.created),
         packed_card=packed_card,
         vocab_size=card.vocab_size,
+        stores_prefixes=config.prefix_caching and opened.device.prefix_block_tokens > 0,
     )
     chunk_budget = TimedChunkBudget(limits.max_num_batched_tokens)
     return Scheduler(limits, card.eos_token_ids, chunk_budget), identity

@@ -1,7 +1,8 @@
 """The engine core's door: what a request must be so that it cannot harm the others.
 
 A token id beyond the vocabulary would make a gather or scatter on the device read or write foreign memory, without
-an error. So every id is checked here, although the API server checks too.
+an error. So every id is checked here, although the API server checks too. The prompt's prefixes are named here too,
+because this is not the busy loop's thread.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,13 +11,17 @@ from engine_core.events import RequestArrived, RequestInvalid
 from protocol.codec import Frame, unpack_token_ids
 from protocol.errors import ProtocolError
 from protocol.messages import EngineCoreRequest
+from protocol.prefix_hash import prefix_chain, prefix_root
 from protocol.sampling import SamplingParams
 
 
 def check_request(
-    request: EngineCoreRequest, buffers: Sequence[Frame], vocab_size: int
+    request: EngineCoreRequest, buffers: Sequence[Frame], vocab_size: int, prefix_card_hash: str | None = None
 ) -> RequestArrived | RequestInvalid:
-    """The request with its prompt, or what is wrong with it."""
+    """The request with its prompt, or what is wrong with it.
+
+    `prefix_card_hash` is that of the model whose prefixes are stored; None where none are.
+    """
     if len(buffers) != 1:
         return RequestInvalid(request, f"{len(buffers)} buffers came with the request instead of 1")
     try:
@@ -25,7 +30,10 @@ def check_request(
         return RequestInvalid(request, str(error))
     for problem in _problems(request, prompt, vocab_size):
         return RequestInvalid(request, problem)
-    return RequestArrived(request, prompt)
+    if prefix_card_hash is None:
+        return RequestArrived(request, prompt)
+    root = prefix_root(prefix_card_hash, adapter="", cache_salt=request.cache_salt)
+    return RequestArrived(request, prompt, prefix_chain(root, prompt))
 
 
 def _problems(request: EngineCoreRequest, prompt: Sequence[int], vocab_size: int) -> Iterator[str]:

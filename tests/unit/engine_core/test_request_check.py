@@ -1,7 +1,9 @@
 """What the engine core lets in."""
 
 from array import array
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from engine_core.events import RequestArrived, RequestInvalid
@@ -9,6 +11,7 @@ from engine_core.request_check import check_request
 from protocol.codec import pack_token_ids
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreRequest
+from protocol.prefix_hash import BlockHash, prefix_chain, prefix_root
 from protocol.sampling import SamplingParams
 
 VOCABULARY = 100
@@ -24,6 +27,21 @@ def test_a_sound_request_comes_with_its_prompt() -> None:
     assert check_request(sound, [pack_token_ids([0, 50, 99])], VOCABULARY) == RequestArrived(
         sound, array("I", [0, 50, 99])
     )
+
+
+def test_prefixes_are_named_by_tokens_model_and_salt_where_they_are_stored() -> None:
+    prompt = [5] * 130
+
+    def chain(card_hash: str | None, salt: str = "") -> Sequence[BlockHash]:
+        salted = msgspec.structs.replace(request(len(prompt)), cache_salt=salt)
+        arrived = check_request(salted, [pack_token_ids(prompt)], VOCABULARY, card_hash)
+        assert isinstance(arrived, RequestArrived)
+        return arrived.chain
+
+    assert chain(None) == ()
+    assert chain("card") == prefix_chain(prefix_root("card", "", ""), prompt)
+    assert len(chain("card")) == 3
+    assert not set(chain("card")) & {*chain("card", "salt"), *chain("other card")}
 
 
 @pytest.mark.parametrize(
