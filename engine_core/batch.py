@@ -81,9 +81,9 @@ class Batch:
         longest = max(min(s.num_tokens + room_tokens, s.most_kv_tokens) for s in (*self._sequences, newcomer))
         return self._budget.fits(max(self.kv_rows, self._free_rows[0] + 1), longest, beside)
 
-    def admit(self, sequence: Sequence) -> None:
-        """Gives it the lowest free row."""
-        sequence.admit(heapq.heappop(self._free_rows))
+    def admit(self, sequence: Sequence, due: int = 0) -> None:
+        """Gives it the lowest free row; `due` as in Sequence."""
+        sequence.admit(heapq.heappop(self._free_rows), due)
         insort(self._sequences, sequence, key=lambda s: s.order)
 
     def release(self, sequence: Sequence) -> None:

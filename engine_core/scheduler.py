@@ -119,7 +119,7 @@ class Scheduler:
         refusal = self._refusal(prompt)
         if refusal is not None:
             return self._fail_at_once(request, refusal)
-        due = self._waiting.admitted_tokens + self._limits.patience * len(prompt)
+        due = self._due_in(len(prompt))
         sequence = Sequence(request, prompt, self._arrivals, self._limits.max_model_len, due, chain)
         self._arrivals += 1
         self._by_id[request.request_id] = sequence
@@ -233,7 +233,9 @@ class Scheduler:
 
     def _step_tokens(self) -> StepTokens:
         decode_rows = sum(s.prefill_left == 0 for s in self._batch)
-        return StepTokens(self._limits.max_num_batched_tokens, self._chunk_budget.prefill_tokens(decode_rows))
+        joining = min(len(self._batch) + len(self._waiting), self._limits.max_num_seqs) - decode_rows
+        prefill_tokens = self._chunk_budget.prefill_tokens(decode_rows, joining)
+        return StepTokens(self._limits.max_num_batched_tokens, prefill_tokens)
 
     def _admit(self, tokens: StepTokens) -> list[Sequence]:
         """Gives rows to those who wait, in order, if the step has prefill tokens left for them.
@@ -251,10 +253,13 @@ class Scheduler:
             if not self._batch.can_admit(sequence, self._limits.growth_room_tokens, beside):
                 break
             self._waiting.admit(sequence)
-            self._batch.admit(sequence)
+            self._batch.admit(sequence, self._due_in(sequence.num_tokens))
             self._prefixes.restore(sequence, self._batch.kv_tokens)
             admitted.append(sequence)
         return admitted
+
+    def _due_in(self, tokens: int) -> int:
+        return self._waiting.admitted_tokens + self._limits.patience * tokens
 
     def _would_be_prefilled(self, newcomer: Sequence, tokens: StepTokens) -> bool:
         own_order = self._prefill_order(newcomer, self._prefixes.stored_tokens(newcomer))

@@ -61,7 +61,8 @@ class Sequence:
         self.order = (request.priority, arrival)
         """Who goes first: the smaller. `arrival` is unique in its engine core."""
         self.due = due
-        """When so many tokens have been admitted, no later one of its priority and client goes before it any more."""
+        """When so many tokens have been admitted, it is overdue: while it waits, none of its client that came later goes
+        before it any more; while it is prefilled, none that became overdue later."""
         self.most_kv_tokens = min(len(prompt) + request.sampling.max_tokens, max_model_len) - 1
         """Most tokens of it that the KV cache will ever hold: the last sampled one is never fed."""
         self.cached_tokens: int | None = None
@@ -111,10 +112,11 @@ class Sequence:
             return self.prompt[start:stop]
         return [*self.prompt[start:], *self.output[max(start - length, 0) : stop - length]]
 
-    def admit(self, row: int) -> None:
-        """It gets an empty row."""
+    def admit(self, row: int, due: int = 0) -> None:
+        """It gets an empty row. From now on `due` counts."""
         self._move(Status.RUNNING)
         self.row = row
+        self.due = due
 
     def restored(self, count: int) -> None:
         """The first `count` tokens, whole blocks, are in its row: they were stored."""

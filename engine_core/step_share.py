@@ -1,11 +1,12 @@
 """How the tokens of one step are shared among the running sequences: the scheduling policy, and nothing else."""
 
+import math
 from collections.abc import Sequence as Sequences
 
 import msgspec
 
 from engine_core.chunk_budget import SMALLEST_CHUNK
-from engine_core.sequence import Sequence
+from engine_core.sequence import Sequence, Status
 
 
 class StepShare(msgspec.Struct, frozen=True):
@@ -25,19 +26,22 @@ class StepTokens(msgspec.Struct, frozen=True):
     """Tokens of prefill."""
 
 
-PrefillOrder = tuple[int, int, int, int]
+PrefillOrder = tuple[int, int, int, float]
 
 
 def prefill_order(sequence: Sequence, admitted_tokens: int, stored_tokens: int = 0) -> PrefillOrder:
     """Who is prefilled first: the smaller.
 
-    By priority; then those that are overdue, the oldest first; then the one with the least left. `admitted_tokens` is
-    where the count that `Sequence.due` refers to stands; `stored_tokens` of it would be restored.
+    By priority; then those that are overdue, by when they were due; then the one with the least left, of equals the
+    one that was admitted first. `admitted_tokens` is where the count that `Sequence.due` refers to stands. For one
+    that still waits: the order that it would have; it becomes due anew, and `stored_tokens` of it would be restored.
     """
-    priority, arrival = sequence.order
+    priority, _ = sequence.order
+    if sequence.status is not Status.RUNNING:
+        return (priority, 1, sequence.prefill_left - stored_tokens, math.inf)
     if sequence.due <= admitted_tokens:
-        return (priority, 0, 0, arrival)
-    return (priority, 1, sequence.prefill_left - stored_tokens, arrival)
+        return (priority, 0, 0, sequence.due)
+    return (priority, 1, sequence.prefill_left, sequence.due)
 
 
 def share_step(running: Sequences[Sequence], tokens: StepTokens, admitted_tokens: int) -> list[StepShare]:

@@ -28,9 +28,9 @@ class SimulatedSteps:
         self.decode_s, self.token_s, self.noise = decode_s, token_s, noise
         self._random = random.Random(1)
 
-    def step(self, decode_rows: int, prefill_tokens: int | None = None) -> int:
+    def step(self, decode_rows: int, prefill_tokens: int | None = None, joining: int = 0) -> int:
         """One step, with as much prefill as the budget allows or less; returns how much."""
-        tokens = self.budget.prefill_tokens(decode_rows)
+        tokens = self.budget.prefill_tokens(decode_rows, joining)
         tokens = tokens if prefill_tokens is None else min(tokens, prefill_tokens)
         elapsed_s = self.decode_s * (decode_rows > 0) + self.token_s * tokens
         elapsed_s *= 1 + self.noise * self._random.uniform(-1, 1)
@@ -49,7 +49,7 @@ def test_the_bound_in_tokens_is_kept_however_fast_the_device_is() -> None:
     steps = SimulatedSteps(0.01, 1e-6)
     steps.step(0)
     assert steps.step(0) == MOST
-    assert TimedChunkBudget(7).prefill_tokens(0) == 7
+    assert TimedChunkBudget(7).prefill_tokens(0, 1) == 7
     with pytest.raises(ValueError, match="no prefill"):
         TimedChunkBudget(0)
 
@@ -57,8 +57,17 @@ def test_the_bound_in_tokens_is_kept_however_fast_the_device_is() -> None:
 def test_the_first_step_with_decode_rows_shows_what_they_cost() -> None:
     steps = SimulatedSteps(0.1, 0.002)
     steps.step(0)
-    assert [steps.step(1) for _ in range(3)] == [0, 64, 64]
-    assert pytest.approx(75) == PREFILL_SHARE * 0.1 / 0.002
+    assert [steps.step(1) for _ in range(3)] == [0, 80, 80]
+    assert round_chunk(int(PREFILL_SHARE * 0.1 / 0.002)) == 80
+
+
+def test_many_who_join_a_few_streams_may_stall_them_longer_but_never_for_long() -> None:
+    steps = SimulatedSteps(0.1, 0.001)
+    steps.step(0)
+    steps.step(16)
+    taken = [steps.step(16, joining=joining) for joining in (1, 4, 8, 16)]
+    assert taken == [round_chunk(175), round_chunk(175), round_chunk(350), round_chunk(700)]
+    assert steps.step(16, joining=500) == round_chunk(int(MOST_PREFILL_S / 0.001))
 
 
 def test_prefill_goes_on_in_small_chunks_where_even_these_take_long() -> None:
@@ -87,10 +96,10 @@ def test_one_slow_step_changes_nothing() -> None:
         steps.step(8, 0)
     for _ in range(5):
         steps.step(8)
-    before = steps.budget.prefill_tokens(8)
+    before = steps.budget.prefill_tokens(8, 1)
     steps.budget.observe(StepShape(64, 8), 5.0)
     steps.budget.observe(StepShape(0, 8), 5.0)
-    assert steps.budget.prefill_tokens(8) == before
+    assert steps.budget.prefill_tokens(8, 1) == before
 
 
 def test_under_prefill_without_end_decodes_are_measured_now_and_then() -> None:
@@ -104,26 +113,26 @@ def test_under_prefill_without_end_decodes_are_measured_now_and_then() -> None:
 def test_a_batch_that_has_grown_is_measured_again_and_one_that_has_shrunk_is_taken_to_cost_less() -> None:
     steps = SimulatedSteps(0.1, 0.001)
     steps.step(0)
-    assert [steps.step(1), steps.step(1)] == [0, round_chunk(150)]
-    assert [steps.step(2), steps.step(3), steps.step(4)] == [0, round_chunk(150), 0]
+    assert [steps.step(1), steps.step(1)] == [0, round_chunk(175)]
+    assert [steps.step(2), steps.step(3), steps.step(4)] == [0, round_chunk(175), 0]
     steps.decode_s = 0.4
     assert steps.step(16) == 0
     assert steps.budget.decode_s(16) == pytest.approx(0.4)
-    assert steps.step(4) == round_chunk(150)
+    assert steps.step(4) == round_chunk(175)
 
 
 def test_steps_of_unknown_length_stop_nobody() -> None:
     budget = TimedChunkBudget(MOST)
     taken = []
     for _ in range(6):
-        taken.append(budget.prefill_tokens(4))
+        taken.append(budget.prefill_tokens(4, 1))
         budget.observe(StepShape(taken[-1], 4), 0.0)
     assert taken == [0] + [SMALLEST_CHUNK] * 5
 
 
 def test_chunks_come_in_few_sizes() -> None:
     sizes = {round_chunk(tokens) for tokens in range(16, 513)}
-    assert len(sizes) == 14
+    assert len(sizes) == 21
     assert all(0 <= tokens - round_chunk(tokens) < 64 for tokens in range(513))
 
 

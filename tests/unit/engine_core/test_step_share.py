@@ -21,7 +21,7 @@ def running(prefill_left: int, row: int, priority: int = 0, due: int = 0) -> Seq
         RequestId(f"r{row}"), ClientIndex(0), 0, "m", tokens, sampling, arrival_time_s=0.0, priority=priority
     )
     sequence = Sequence(request, array("I", [1] * tokens), row, 10_000, due)
-    sequence.admit(row)
+    sequence.admit(row, due)
     return sequence
 
 
@@ -68,6 +68,8 @@ def test_the_shortest_rest_is_prefilled_first_until_a_longer_one_is_overdue() ->
     assert order(399) == [urgent, short, long]
     assert order(400) == [urgent, long, short]
     assert order(500) == [urgent, long, short]
+    equal = running(30, 3, due=450)
+    assert sorted([short, equal], key=lambda s: prefill_order(s, 0)) == [equal, short]
     tokens = StepTokens(1_000, 64)
     assert [s.sequence for s in share_step([long, short], tokens, 0)] == [short, long]
     assert [s.sequence for s in share_step([long, short], tokens, 400)] == [long]
