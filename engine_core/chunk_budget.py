@@ -3,10 +3,12 @@
 A step with prefill takes as long as its decode rows and its chunks together, and each running stream waits for it. So
 the bound is one of time: beside decode rows, prefill may take `PREFILL_SHARE` times what the decode rows take by
 themselves. When many sequences are about to join it may take longer, in proportion: else a short gap of a few streams
-would be paid for by a long wait of many, and by a batch that stays small. What both cost on this device, with this model and at these lengths is learned from the steps as they
-run: the last few steps count, by their median, so that one slow step (a growing cache, a busy machine) changes
-little. Only a step without prefill says what the decode rows cost; when there was none for long, or the batch has
-grown much since, one step is kept free of prefill.
+would be paid for by a long wait of many, and by a batch that stays small.
+
+What both cost on this device, with this model and at these lengths is learned from the steps as they run: the last
+few steps count, by their median, so that one slow step (a growing cache, a busy machine) changes little. Only a step
+without prefill says what the decode rows cost; when there was none for long, or the batch has grown much since, one
+step is kept free of prefill.
 """
 
 from collections import deque

@@ -61,8 +61,8 @@ class Sequence:
         self.order = (request.priority, arrival)
         """Who goes first: the smaller. `arrival` is unique in its engine core."""
         self.due = due
-        """When so many tokens have been admitted, it is overdue: while it waits, none of its client that came later goes
-        before it any more; while it is prefilled, none that became overdue later."""
+        """When so many tokens have been admitted, it is overdue: while it waits, none of its client that came later
+        goes before it any more; while it is prefilled, none that became overdue later."""
         self.most_kv_tokens = min(len(prompt) + request.sampling.max_tokens, max_model_len) - 1
         """Most tokens of it that the KV cache will ever hold: the last sampled one is never fed."""
         self.cached_tokens: int | None = None
