@@ -25,6 +25,7 @@ from engine_core.sampler import Sampler
 from engine_core.self_test import find_fault
 from engine_core.slot_runner import SlotRunner
 from protocol.card import ModelCard
+from protocol.prefix_hash import BLOCK_TOKENS
 
 logger = logging.getLogger("shoal.engine_core.model")
 
@@ -34,7 +35,7 @@ class MlxDevice:
 
     def __init__(self, runner: ModelRunner, sampler: Sampler, vocab_size: int, kv_capacity_tokens: int) -> None:
         self.kv_capacity_tokens = kv_capacity_tokens
-        self.prefix_block_tokens = 0
+        self.prefix_block_tokens = BLOCK_TOKENS if runner.stores_blocks else 0
         self._runner = runner
         self._sampler = sampler
         self._vocab_size = vocab_size
@@ -42,6 +43,9 @@ class MlxDevice:
     def run(self, plan: StepPlan) -> list[int]:
         """See Device. Raises PlanError before anything runs that would corrupt memory."""
         self._check_token_ids(plan)
+        self._runner.drop_blocks(plan.drops)
+        for save in plan.saves:
+            self._runner.save_block(save)
         for row in plan.releases:
             self._runner.release(row)
             self._sampler.release(row)
@@ -49,6 +53,8 @@ class MlxDevice:
             self._runner.admit(admission.row)
             self._sampler.admit(admission)
         self._runner.reserve(plan.kv_rows, plan.kv_length)
+        for restore in plan.restores:
+            self._runner.restore_blocks(restore)
         for chunk in plan.prefills:
             self._runner.prefill(chunk)
         if not plan.decodes:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from engine_core.device import DecodeRow, PrefillChunk
+from engine_core.device import BlockId, BlockRestore, BlockSave, DecodeRow, PrefillChunk
 
 
 class PlanError(RuntimeError):
@@ -21,7 +21,10 @@ class LanguageModel(Protocol):
 
 
 class ModelRunner(Protocol):
-    """Owns the KV cache: the tokens computed so far, row by row."""
+    """Owns the KV cache: the tokens computed so far, row by row, and stored blocks of 64 tokens."""
+
+    stores_blocks: bool
+    """Whether it can: if not, no block is ever given to it."""
 
     def admit(self, row: int) -> None:
         """The row starts a sequence, with nothing cached. Raises PlanError when the row is taken."""
@@ -44,6 +47,18 @@ class ModelRunner(Protocol):
 
         Raises PlanError when a row is not ready for its token.
         """
+        ...
+
+    def drop_blocks(self, block_ids: Sequence[BlockId]) -> None:
+        """Frees stored blocks. Raises PlanError for one that is not stored."""
+        ...
+
+    def save_block(self, save: BlockSave) -> None:
+        """Copies a block out of a row. Raises PlanError when it is not in the row, or its id is in use."""
+        ...
+
+    def restore_blocks(self, restore: BlockRestore) -> None:
+        """Copies blocks to the start of an empty row. Raises PlanError when it is not empty or a block not stored."""
         ...
 
     def written_arrays(self) -> list[mx.array]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine_core.device import DecodeRow, PrefillChunk
+from engine_core.device import BlockId, BlockRestore, BlockSave, DecodeRow, PrefillChunk
 from engine_core.mlx_lm_adapter import cache_arrays, make_prompt_cache
 from engine_core.model_runner import LanguageModel, PlanError
 
@@ -24,6 +24,7 @@ class RowRunner:
     """A ModelRunner; see the module."""
 
     def __init__(self, model: LanguageModel) -> None:
+        self.stores_blocks = False
         self._model = model
         self._rows: dict[int, _Row] = {}
         self._decoded: list[_Row] = []
@@ -55,6 +56,19 @@ class RowRunner:
         self._decoded = [self._row_at(decode.row, decode.start) for decode in decodes]
         fed = zip(self._decoded, decodes, strict=True)
         return mx.concatenate([self._feed(row, [decode.token_id])[:, -1] for row, decode in fed])
+
+    def drop_blocks(self, block_ids: Sequence[BlockId]) -> None:
+        """Raises PlanError when there is any: caches of rows cannot be cut at any token."""
+        if block_ids:
+            raise PlanError(f"blocks {block_ids} were never stored")
+
+    def save_block(self, save: BlockSave) -> None:
+        """Raises PlanError, see `drop_blocks`."""
+        raise PlanError(f"block {save.block_id} cannot be stored")
+
+    def restore_blocks(self, restore: BlockRestore) -> None:
+        """Raises PlanError, see `drop_blocks`."""
+        raise PlanError(f"blocks {restore.block_ids} were never stored")
 
     def written_arrays(self) -> list[mx.array]:
         """See ModelRunner."""

@@ -110,7 +110,11 @@ class SlotBuffers:
 
     def arrays(self) -> list[mx.array]:
         """All buffers. For evaluation at once: who keeps one of these makes each later write a copy."""
-        return [array for layer in self.layers for array in (layer.keys, layer.values)] + self.state_arrays()
+        return self.planes() + self.state_arrays()
+
+    def planes(self) -> list[mx.array]:
+        """Keys and values of all layers. The same care as with `arrays`."""
+        return [array for layer in self.layers for array in (layer.keys, layer.values)]
 
     def state_arrays(self) -> list[mx.array]:
         """The buffers of recurrent layers."""

@@ -7,19 +7,23 @@ token of that row overwrites, and attend only to their own row; their recurrent 
 
 A recurrent state has no place for what comes before a sequence: its first token finds no state at all, as in mlx-lm,
 and what a model makes of that need not be zeros. So a sequence whose first token is a decode row (a prompt of one
-token) takes that token in a forward of its own.
+token) takes that token in a forward of its own. Nor has a state a part for each token: models that have one store no
+blocks of prefixes, all others do.
 """
 
 from collections.abc import Sequence
 
 import mlx.core as mx
 
-from engine_core.device import DecodeRow, PrefillChunk
+from engine_core.block_store import BlockStore
+from engine_core.device import BlockId, BlockRestore, BlockSave, DecodeRow, PrefillChunk
+from engine_core.kv_budget import round_kv_length
 from engine_core.model_runner import LanguageModel, PlanError
 from engine_core.slot_buffers import SlotBuffers
-from engine_core.slot_layout import CacheLayout
+from engine_core.slot_layout import CacheLayout, LayerLayout, flat_layouts
 from engine_core.slot_shape import SlotShape, grown
 from engine_core.slot_views import DecodeStep, DecodeView, PrefillView, StateView, nested
+from protocol.prefix_hash import BLOCK_TOKENS
 
 
 class SlotRunner:
@@ -28,7 +32,10 @@ class SlotRunner:
     def __init__(
         self, model: LanguageModel, layouts: Sequence[CacheLayout], capacity_tokens: int, max_rows: int
     ) -> None:
-        """`capacity_tokens` bounds rows x length beyond what `reserve` asks for; `max_rows` bounds rows likewise."""
+        """`capacity_tokens` bounds rows x length beyond what `reserve` asks for, and the stored blocks beside them;
+        `max_rows` bounds rows likewise."""
+        self.stores_blocks = all(isinstance(layout, LayerLayout) for layout in flat_layouts(layouts))
+        self._blocks = BlockStore()
         self._model = model
         self._layouts = tuple(layouts)
         self._buffers = SlotBuffers(layouts)
@@ -55,7 +62,17 @@ class SlotRunner:
             return
         rows = max(rows, max(self._cached) + 1)
         length = max(length, max(self._cached.values()))
-        self._buffers.resize(grown(self._buffers.shape, rows, length, self._capacity_tokens, self._max_rows))
+        self._resize(rows, length, len(self._blocks))
+
+    def _resize(self, rows: int, length: int, blocks: int) -> None:
+        """To a shape of at least so many rows of this length, with room beside it for so many blocks."""
+        room_tokens = self._capacity_tokens - blocks * BLOCK_TOKENS
+        held = self._buffers.shape
+        if held.tokens > room_tokens:
+            held = SlotShape()  # blocks take the place of rows that nobody needs now
+        if blocks:  # beyond half of the cache more rows than asked would soon be in their way again
+            room_tokens = min(room_tokens, max(self._capacity_tokens // 2, rows * round_kv_length(length)))
+        self._buffers.resize(grown(held, rows, length, room_tokens, self._max_rows))
 
     def prefill(self, chunk: PrefillChunk) -> None:
         """See ModelRunner. The logits are never evaluated, which spares the output layer."""
@@ -111,6 +128,26 @@ class SlotRunner:
     def _store_states(self, rows: slice, views: Sequence[StateView], changed: mx.array | None = None) -> None:
         for state, view in zip(self._buffers.states, views, strict=True):
             state.store(rows, view.cache, changed)
+
+    def drop_blocks(self, block_ids: Sequence[BlockId]) -> None:
+        """See ModelRunner."""
+        self._blocks.drop(block_ids)
+
+    def save_block(self, save: BlockSave) -> None:
+        """See ModelRunner."""
+        if not self.stores_blocks or self._cached.get(save.row, 0) < save.start + BLOCK_TOKENS:
+            raise PlanError(f"row {save.row}: there is no block at {save.start} to be stored")
+        blocks = len(self._blocks) + 1
+        if self._buffers.shape.tokens + blocks * BLOCK_TOKENS > self._capacity_tokens:
+            self._resize(max(self._cached) + 1, max(self._cached.values()), blocks)
+        self._blocks.save(save.block_id, self._buffers.planes(), save.row, save.start)
+
+    def restore_blocks(self, restore: BlockRestore) -> None:
+        """See ModelRunner."""
+        tokens = len(restore.block_ids) * BLOCK_TOKENS
+        self._check_room(restore.row, 0, tokens)
+        self._blocks.restore(restore.block_ids, self._buffers.planes(), restore.row)
+        self._cached[restore.row] = tokens
 
     def written_arrays(self) -> list[mx.array]:
         """See ModelRunner."""
