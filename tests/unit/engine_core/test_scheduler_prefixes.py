@@ -226,3 +226,17 @@ def test_nothing_waits_for_a_block_that_will_not_be_stored() -> None:
     keys = [bench.add([*tokens(200), number], max_tokens=100) for number in range(6)]
     bench.run()
     bench.check(*keys)
+
+
+def test_who_would_need_the_memory_of_blocks_that_are_being_restored_joins_a_step_later() -> None:
+    bench = Bench(kv_capacity_tokens=2_048, room=0)
+    bench.serve(tokens(800))
+    long = bench.add([*tokens(800), *tokens(150, seed=2)])
+    short = bench.add(tokens(10, seed=3), priority=1)
+    bench.step()
+    assert bench.device.restored_tokens == 768
+    assert len(bench.device.rows) == 1
+    bench.step()
+    assert len(bench.device.rows) == 2
+    bench.run()
+    bench.check(long, short)
