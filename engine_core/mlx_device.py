@@ -16,13 +16,13 @@ from engine_core.device_memory import (
     kv_budget_bytes,
     limit_allocator_cache,
 )
-from engine_core.mlx_lm_adapter import ModelTrace, load_weights, trace_model, weight_bytes
+from engine_core.mlx_lm_adapter import ModelTrace, load_weights, trace_model, unfit_for_slots, weight_bytes
 from engine_core.model_card import read_model_card
 from engine_core.model_folder import check_model_folder
 from engine_core.model_runner import LanguageModel, ModelRunner, PlanError
 from engine_core.row_runner import RowRunner
 from engine_core.sampler import Sampler
-from engine_core.self_test import find_fault
+from engine_core.self_test import find_fault, window_to_fill
 from engine_core.slot_runner import SlotRunner
 from protocol.card import ModelCard
 from protocol.prefix_hash import BLOCK_TOKENS
@@ -117,12 +117,14 @@ def choose_runner(model: LanguageModel, trace: ModelTrace, budget_bytes: int, ma
 
     Logs the choice and its reason.
     """
+    reason = unfit_for_slots(model)
     if trace.layouts is None:
-        reason: str | None = f"slots cannot hold its caches ({', '.join(trace.cache_kinds)})"
-    else:
+        reason = f"slots cannot hold its caches ({', '.join(trace.cache_kinds)})"
+    elif reason is None:
         capacity = capacity_tokens(_slot_cost(trace.cost), budget_bytes, max_rows)
         slots = SlotRunner(model, trace.layouts, capacity, max_rows)
-        reason = find_fault(model, slots, trace.vocab_size, trace.logits_dtype)
+        filling = window_to_fill(trace.layouts, capacity)
+        reason = find_fault(model, slots, trace.vocab_size, trace.logits_dtype, filling)
         if reason is None:
             logger.info("the model runs in batched slots, and the self test agrees (%s)", ", ".join(trace.cache_kinds))
             return slots, capacity

@@ -68,6 +68,7 @@ __all__ = [
     "load_weights",
     "make_prompt_cache",
     "trace_model",
+    "unfit_for_slots",
     "weight_bytes",
 ]
 
@@ -121,6 +122,17 @@ class ModelTrace(msgspec.Struct, frozen=True):
     cost: CacheCost
 
 
+UNFIT_FOR_SLOTS = {
+    "minimax_m3_vl": "it takes positions from the length of its keys, once they exceed index_topk_blocks blocks",
+}
+"""Modules of mlx-lm that pass the self test, because its sequences are short, and are wrong in slots nevertheless."""
+
+
+def unfit_for_slots(model: Any) -> str | None:
+    """Why slots must not be tried with this model, though its caches would fit; None if nothing is known against it."""
+    return UNFIT_FOR_SLOTS.get(type(model).__module__.removeprefix("mlx_lm.models."))
+
+
 def trace_model(model: Any) -> ModelTrace:
     """Feeds a few tokens without evaluating anything, and looks at the shapes."""
     cache = make_prompt_cache(model)
@@ -159,7 +171,7 @@ def _bytes_per_token(leaf: Any) -> int:
 
 
 def _layouts(cache: Cache) -> tuple[CacheLayout, ...] | None:
-    """None where a class is not one of those that slots imitate, or where a layer's KV was not written."""
+    """None where a class is not one of those that slots imitate."""
     layouts = []
     for entry in cache:
         layout = _layout(entry)
@@ -175,13 +187,13 @@ def _layout(entry: Any) -> CacheLayout | None:
     if type(entry) is ArraysCache:
         return StateLayout(tuple(None if a is None else StateArray(a.shape[1:], a.dtype) for a in entry.cache))
     if type(entry) is RotatingKVCache and entry.keep == 0:
-        return None if entry.empty() else _layer_layout(entry, entry.max_size)
-    if type(entry) is KVCache:
-        return None if entry.empty() else _layer_layout(entry, None)
-    return None
+        return _layer_layout(entry, entry.max_size)
+    return _layer_layout(entry, None) if type(entry) is KVCache else None
 
 
 def _layer_layout(cache: Any, window: int | None) -> LayerLayout:
+    if cache.empty():
+        return LayerLayout(0, 0, 0, mx.float32, mx.float32, window)
     return LayerLayout(
         heads=cache.keys.shape[1],
         key_dim=cache.keys.shape[3],

@@ -37,7 +37,8 @@ class LayerBuffers:
 def _resized(old: mx.array, shape: tuple[int, int, int, int]) -> mx.array:
     rows, positions = min(old.shape[0], shape[0]), min(old.shape[2], shape[2])
     new = mx.zeros(shape, old.dtype)
-    new[:rows, :, :positions] = old[:rows, :, :positions]
+    if new.size:
+        new[:rows, :, :positions] = old[:rows, :, :positions]
     return new
 
 
@@ -113,8 +114,8 @@ class SlotBuffers:
         return self.planes() + self.state_arrays()
 
     def planes(self) -> list[mx.array]:
-        """Keys and values of all layers. The same care as with `arrays`."""
-        return [array for layer in self.layers for array in (layer.keys, layer.values)]
+        """Keys and values of all layers, but for those of no size. The same care as with `arrays`."""
+        return [array for layer in self.layers for array in (layer.keys, layer.values) if array.size]
 
     def state_arrays(self) -> list[mx.array]:
         """The buffers of recurrent layers."""

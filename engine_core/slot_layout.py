@@ -12,7 +12,7 @@ class LayerLayout(msgspec.Struct, frozen=True):
     """Keys and values of one layer, which grow by the token."""
 
     heads: int
-    """Of keys and values alike, as in mlx-lm's KVCache."""
+    """Of keys and values alike, as in mlx-lm's KVCache; 0 for a layer that writes neither."""
     key_dim: int
     value_dim: int
     key_dtype: mx.Dtype
@@ -67,3 +67,9 @@ def flat_layouts(layouts: Sequence[CacheLayout]) -> Iterator[LayerLayout | State
             yield from flat_layouts(layout)
         else:
             yield layout
+
+
+def shortest_window(layouts: Sequence[CacheLayout]) -> int | None:
+    """Of the layers that have one."""
+    flat = flat_layouts(layouts)
+    return min((w for layout in flat if isinstance(layout, LayerLayout) and (w := layout.window)), default=None)

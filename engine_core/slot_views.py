@@ -33,8 +33,10 @@ class PrefillView(KVCache):  # type: ignore[misc]  # mlx-lm is untyped; models t
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes [1, heads, n, dim] in place; returns what is attended to, up to the last position written."""
         end = self.offset + keys.shape[2]
-        self.keys[self._row, :, self.offset : end] = keys
-        self.values[self._row, :, self.offset : end] = values
+        positions = slice(self.offset, end)
+        for buffer, new in ((self.keys, keys), (self.values, values)):
+            if new.size:  # MLX divides by zero when it writes nothing (minimax_m3_vl has values of no dimension)
+                buffer[self._row, :, positions] = new
         self.offset = end
         return self.keys_and_values()
 
@@ -91,8 +93,9 @@ class DecodeView(KVCache):  # type: ignore[misc]
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes [rows, heads, 1, dim] in place, each row at its position; returns the rows' first `read_length`."""
         step = self._step
-        self.keys[step.row_indices, :, step.positions] = keys[:, :, 0]
-        self.values[step.row_indices, :, step.positions] = values[:, :, 0]
+        for buffer, new in ((self.keys, keys), (self.values, values)):
+            if new.size:
+                buffer[step.row_indices, :, step.positions] = new[:, :, 0]
         self.offset = step.positions + 1
         return self.keys_and_values()
 

@@ -12,6 +12,7 @@ from engine_core.config import EngineCoreConfig
 from engine_core.device import Admission, DecodeRow, ModelRefused, OpenedModel, PrefillChunk, StepPlan
 from engine_core.kv_budget import round_kv_length
 from engine_core.mlx_device import MlxDevice, open_mlx_device
+from engine_core.mlx_lm_adapter import UNFIT_FOR_SLOTS
 from engine_core.model_runner import PlanError
 from protocol.sampling import SamplingParams
 
@@ -209,6 +210,14 @@ def test_the_choice_of_runner_is_logged_once_with_its_reason(
     records = [record for record in caplog.records if "the model runs" in record.message]
     assert [record.levelname for record in records] == [level]
     assert reason in records[0].message
+
+
+def test_a_model_that_is_known_to_be_wrong_in_slots_is_not_tried_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(UNFIT_FOR_SLOTS, "llama", "it is known")
+    opened(write_model_folder(tmp_path / "m", "llama"))
+    assert "one row at a time" in caplog.text and "it is known" in caplog.text
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:

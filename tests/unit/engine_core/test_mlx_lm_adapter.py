@@ -115,9 +115,13 @@ def test_a_state_that_grows_with_the_tokens_does_not_fit_slots() -> None:
     assert trace_model(_FakeModel(lambda: [ArraysCache(1)], write)).layouts is None
 
 
-def test_a_layer_that_is_not_written_does_not_fit_slots() -> None:
+def test_a_layer_that_writes_nothing_needs_no_memory() -> None:
     trace = trace_model(_FakeModel(lambda: [KVCache(), KVCache()], lambda cache, n: _write_keys(cache[0], n)))
-    assert trace.layouts is None
+    assert trace.layouts is not None and len(trace.layouts) == 2
+    assert [layout.bytes_per_token for layout in flat_layouts(trace.layouts) if isinstance(layout, LayerLayout)] == [
+        56,
+        0,
+    ]
 
 
 def test_ids_must_exist_in_the_embedding_as_in_the_logits() -> None:

@@ -2,13 +2,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import pytest
 from tiny_models import VOCAB, tiny_model
 
 from engine_core.device import DecodeRow
 from engine_core.mlx_lm_adapter import trace_model
 from engine_core.row_runner import RowRunner
-from engine_core.self_test import find_fault
+from engine_core.self_test import find_fault, window_to_fill
+from engine_core.slot_buffers import StateBuffers
+from engine_core.slot_layout import LayerLayout
 from engine_core.slot_runner import SlotRunner
 
 
@@ -47,6 +50,30 @@ def test_a_model_that_is_silently_wrong_in_slots_is_found(monkeypatch: pytest.Mo
     monkeypatch.setattr("mlx_lm.models.llama.create_attention_mask", lambda h, _: "causal" if h.shape[1] > 1 else None)
     model = tiny_model("llama")
     assert "logits differ" in str(find_fault(model, slots(model), VOCAB, mx.float32))
+
+
+def test_a_window_that_is_not_kept_is_found_once_a_sequence_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine_core.slot_views._narrower", lambda *_windows: None)
+    model = tiny_model("gemma3_text", sliding_window=64)
+    assert find_fault(model, slots(model), VOCAB, mx.float32) is None
+    assert "logits differ" in str(find_fault(model, slots(model), VOCAB, mx.float32, filling=64))
+
+
+def test_a_state_that_idle_rows_do_not_keep_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StateBuffers.store
+    monkeypatch.setattr(StateBuffers, "store", lambda buffers, rows, states, changed=None: store(buffers, rows, states))
+    model = tiny_model("mamba")
+    assert "logits differ" in str(find_fault(model, slots(model), VOCAB, mx.float32))
+
+
+def test_a_window_is_filled_where_it_is_short_and_fits() -> None:
+    layer = LayerLayout(1, 4, 4, mx.float32, mx.float32)
+    layouts = [layer, (msgspec.structs.replace(layer, window=512), msgspec.structs.replace(layer, window=900))]
+    assert window_to_fill(layouts, 10_000) == 512
+    assert window_to_fill(layouts, 3 * 768) == 512
+    assert window_to_fill(layouts, 3 * 768 - 1) == 0
+    assert window_to_fill([msgspec.structs.replace(layer, window=4096)], 1_000_000) == 0
+    assert window_to_fill([layer], 10_000) == 0
 
 
 class _OffInOneRow(SlotRunner):

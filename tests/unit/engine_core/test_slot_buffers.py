@@ -109,3 +109,11 @@ def test_states_grow_by_the_row_alone() -> None:
     buffers.resize(SlotShape())
     buffers.check_invariants()
     assert buffers.arrays() == []
+
+
+def test_a_layer_that_writes_nothing_takes_no_memory_and_grows_like_others() -> None:
+    buffers = SlotBuffers([LAYOUT, LayerLayout(0, 0, 0, mx.float32, mx.float32)])
+    for shape in (SlotShape(2, 256), SlotShape(4, 512)):
+        buffers.resize(shape)
+        buffers.check_invariants()
+    assert len(buffers.layers) == 2 and len(buffers.planes()) == 2

@@ -104,6 +104,17 @@ def test_a_view_that_was_written_can_be_read_again_at_the_next_position() -> Non
     assert view.offset.tolist() == [8, 3]
 
 
+def test_keys_and_values_may_have_no_dimension() -> None:
+    buffers = LayerBuffers(msgspec.structs.replace(LAYOUT, value_dim=0), SlotShape(5, 256))
+    for view, rows, n in (
+        (PrefillView(buffers, 2, 0), 1, 3),
+        (DecodeView(buffers, DecodeStep(1, [3, 2], last_position=3, length=256)), 2, 1),
+    ):
+        keys, values = view.update_and_fetch(mx.ones((rows, 2, n, 4)), mx.zeros((rows, 2, n, 0)))
+        mx.eval(keys, values, buffers.keys, buffers.values)
+        assert values.size == 0 and keys.shape[2] == values.shape[2]
+
+
 def test_views_are_nested_as_the_layouts_are() -> None:
     state = StateLayout((None,))
     views = nested([LAYOUT, (state, LAYOUT), state], iter(["k0", "k1"]), iter(["s0", "s1"]))
