@@ -34,6 +34,7 @@ class Submit(msgspec.Struct, frozen=True):
     arrival_time_s: float
     """Wall clock."""
     priority: int = 0
+    cache_salt: str = ""
 
 
 class Abandon(msgspec.Struct, frozen=True):

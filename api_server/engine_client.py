@@ -135,6 +135,7 @@ class EngineClient:
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         priority: int,
+        cache_salt: str,
         request_prefix: str,
     ) -> Collector:
         """See GenerationBackend."""
@@ -142,7 +143,7 @@ class EngineClient:
         observer = self._metrics.generation_began(model.name, len(prompt_ids), self._clock())
         generation = self._generations[request_id] = _Generation(request_id, observer)
         prompt = pack_token_ids(prompt_ids)
-        self._handle(Submit(request_id, model.name, prompt, sampling, wall_clock_s(), priority))
+        self._handle(Submit(request_id, model.name, prompt, sampling, wall_clock_s(), priority, cache_salt))
         try:
             await asyncio.wait((generation.admission,), timeout=self._admission_timeout_s)
         except asyncio.CancelledError:

@@ -41,6 +41,7 @@ class GenerationPlan(msgspec.Struct, frozen=True):
     """Prompt-major: all choices of the first prompt come first."""
     choices_per_prompt: int
     priority: int
+    cache_salt: str
     request_prefix: str
     stop_strings: list[str]
     include_stop_str_in_output: bool
@@ -127,7 +128,7 @@ class Generation:
     async def _submit(self, index: int) -> None:
         plan, choice = self._plan, self._plan.choices[index]
         self._running[index] = await self._backend.submit(
-            plan.model, choice.prompt_ids, choice.sampling, plan.priority, plan.request_prefix
+            plan.model, choice.prompt_ids, choice.sampling, plan.priority, plan.cache_salt, plan.request_prefix
         )
 
     def _take(self, index: int, delta: TokenDelta) -> ChoiceDelta:

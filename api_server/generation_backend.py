@@ -95,6 +95,7 @@ class GenerationBackend(Protocol):
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         priority: int,
+        cache_salt: str,
         request_prefix: str,
     ) -> Collector:
         """Hands a generation to the cluster and returns once it is accepted.

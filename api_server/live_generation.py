@@ -99,6 +99,7 @@ class LiveGeneration:
             sampling=submit.sampling,
             arrival_time_s=submit.arrival_time_s,
             priority=submit.priority,
+            cache_salt=submit.cache_salt,
         )
 
     def check_invariants(self) -> None:

@@ -46,6 +46,7 @@ def generation_plan(
         ],
         choices_per_prompt=options.n,
         priority=options.priority,
+        cache_salt=options.cache_salt or "",
         request_prefix=request_prefix,
         stop_strings=options.stop_strings,
         include_stop_str_in_output=options.include_stop_str_in_output,

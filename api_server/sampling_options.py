@@ -13,6 +13,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
+MAX_CACHE_SALT_CHARS = 256
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them overflows float16."""
 MAX_INT32 = 2**31 - 1
@@ -82,6 +83,7 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     priority: int = 0
+    cache_salt: str | None = None
 
     def check(self) -> None:
         """All that can be checked without the model. Raises ApiError."""
@@ -90,6 +92,8 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
                 raise invalid(f"{name} must be {_RANGES[name]}", name)
         if self.seed is not None and not SEED_RANGE[0] <= self.seed <= SEED_RANGE[1]:
             raise invalid("seed must be a signed 64-bit integer", "seed")
+        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_CACHE_SALT_CHARS:
+            raise invalid(f"cache_salt must have 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt")
         self._check_stops()
         self._check_stream_options()
 

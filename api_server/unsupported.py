@@ -25,7 +25,6 @@ _COMMON = {
     "guided_regex": NEVER,
     "guided_choice": NEVER,
     "guided_grammar": NEVER,
-    "cache_salt": NEVER,
     "return_token_ids": Switch((False,)),
     "return_tokens_as_token_ids": Switch((False,)),
     "xtc_probability": Switch((0, 0.0)),

@@ -68,7 +68,7 @@ class Cluster:
 
     def submit(self, prompt_ids: list[int] | None = None) -> "asyncio.Task[Collector]":
         model = self.client.model("tiny")
-        return asyncio.create_task(self.client.submit(model, prompt_ids or [0, 1], SAMPLING, 0, "cmpl"))
+        return asyncio.create_task(self.client.submit(model, prompt_ids or [0, 1], SAMPLING, 0, "", "cmpl"))
 
     async def close(self) -> None:
         self.client.check_invariants()

@@ -122,6 +122,7 @@ class FakeBackend:
         self.rejections: dict[int, Exception] = {}
         """Submission number (from 0) to what it raises."""
         self.submissions: list[tuple[list[int], SamplingParams, int]] = []
+        self.cache_salts: list[str] = []
         self.collectors: list[FakeCollector] = []
         self.aborts: list[tuple[list[int], AbortCause]] = []
         """Submission numbers and cause of each call of abort."""
@@ -154,10 +155,12 @@ class FakeBackend:
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         priority: int,
+        cache_salt: str,
         request_prefix: str,
     ) -> FakeCollector:
         number = len(self.submissions)
         self.submissions.append((list(prompt_ids), sampling, priority))
+        self.cache_salts.append(cache_salt)
         collector = FakeCollector(self._script(number, prompt_ids, sampling))
         self.collectors.append(collector)
         self._tell()

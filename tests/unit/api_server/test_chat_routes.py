@@ -294,6 +294,15 @@ async def test_priority_is_handed_on() -> None:
     assert server.backend.submissions[0][2] == -3
 
 
+async def test_the_salt_of_stored_prefixes_is_handed_on() -> None:
+    server = Server()
+    for salt in ({"cache_salt": "tenant"}, {"cache_salt": None}, {}):
+        assert (await server.chat(**salt)).status_code == 200
+    assert server.backend.cache_salts == ["tenant", "", ""]
+    for unusable in ("", "s" * 257, 7):
+        assert (await server.chat(cache_salt=unusable)).status_code == 400
+
+
 async def test_a_draining_server_takes_nothing_new() -> None:
     server = Server()
     server.backend.draining = True

@@ -17,7 +17,7 @@ pieces = st.lists(st.sampled_from(["one ", "two ", "stop ", "three "]), min_size
 
 def plan(count: int) -> GenerationPlan:
     choice = ChoicePlan([5, 6], SamplingParams(max_tokens=9))
-    return GenerationPlan(tiny_model(), [choice] * count, count, 0, "x", ["stop"], False, True)
+    return GenerationPlan(tiny_model(), [choice] * count, count, 0, "", "x", ["stop"], False, True)
 
 
 def script(texts: list[str], ending: str) -> list[Step]:
