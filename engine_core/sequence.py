@@ -131,7 +131,6 @@ class Sequence:
         self._move(Status.PREEMPTED)
         self.row = -1
         self.num_computed = 0
-        self._blocks_taken = 0
 
     def finish(self) -> None:
         """It ended, for whatever reason."""

@@ -7,6 +7,7 @@ import pytest
 from engine_core.sequence import IllegalMove, Sequence, Status
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreRequest
+from protocol.prefix_hash import prefix_chain, prefix_root
 from protocol.sampling import SamplingParams
 
 
@@ -69,3 +70,38 @@ def test_what_cannot_have_been_computed_is_refused() -> None:
         s.prefilled(4)
     with pytest.raises(AssertionError):
         s.decoded(1)
+
+
+def test_what_was_found_stored_is_told_from_what_it_stored_itself() -> None:
+    s = sequence(200, max_model_len=1_000)
+    s.admit(0)
+    s.restored(64)
+    assert (s.num_computed, s.prefill_left, s.cached_tokens) == (64, 135, 64)
+    s.preempt()
+    s.admit(1)
+    s.restored(192)
+    assert (s.num_computed, s.cached_tokens) == (192, 64)
+    with pytest.raises(AssertionError):
+        s.restored(64)
+
+
+def test_blocks_are_named_as_their_tokens_become_known_and_taken_once_when_computed() -> None:
+    root = prefix_root("m", "", "")
+    request = EngineCoreRequest(RequestId("r"), ClientIndex(0), 0, "m", 100, SamplingParams(max_tokens=99), 0.0)
+    s = Sequence(request, array("I", range(100)), 0, 1_000, chain=prefix_chain(root, range(100)))
+    s.admit(0)
+    s.prefilled(99)
+    assert list(s.take_complete_blocks()) == [1]
+    for token in range(100, 128):
+        s.decoded(token)
+        assert list(s.take_complete_blocks()) == []
+    assert list(s.chain) == prefix_chain(root, range(128))
+    s.decoded(128)
+    assert list(s.take_complete_blocks()) == [2]
+    assert list(s.take_complete_blocks()) == []
+    s.preempt()
+    s.admit(0)
+    s.restored(64)
+    s.prefilled(64)
+    assert list(s.take_complete_blocks()) == [2]
+    assert list(sequence(100).chain) == []
