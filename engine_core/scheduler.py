@@ -240,14 +240,21 @@ class Scheduler:
     def _admit(self, tokens: StepTokens) -> list[Sequence]:
         """Gives rows to those who wait, in order, if the step has prefill tokens left for them.
 
-        Who is passed over because others are prefilled first pays nothing and stays first in order; for the first one
-        without room in the KV cache all wait that come after it, else a long one might wait forever.
+        Who is passed over because others are prefilled first pays nothing and stays first in order; when it is overdue,
+        those of its client that come after it wait too. For the first one without room in the KV cache all wait that
+        come after it, else a long one might wait forever.
         """
         admitted: list[Sequence] = []
+        held = set()
         if self._batch.is_full:
             return admitted
         for sequence in self._waiting.first(MOST_CANDIDATES):
-            if self._prefixes.is_coming(sequence, self._batch) or not self._would_be_prefilled(sequence, tokens):
+            client = self._waiting.client_of(sequence)
+            if client in held or self._prefixes.is_coming(sequence, self._batch):
+                continue
+            if not self._would_be_prefilled(sequence, tokens):
+                if sequence.due <= self._waiting.admitted_tokens:
+                    held.add(client)
                 continue
             beside = self._prefixes.restored_tokens
             if not self._batch.can_admit(sequence, self._limits.growth_room_tokens, beside):
