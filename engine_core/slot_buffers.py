@@ -36,10 +36,23 @@ class LayerBuffers:
 
 def _resized(old: mx.array, shape: tuple[int, int, int, int]) -> mx.array:
     rows, positions = min(old.shape[0], shape[0]), min(old.shape[2], shape[2])
+    kept = old[:rows, :, :positions]
+    if kept.shape == shape:
+        return copied(kept)
     new = mx.zeros(shape, old.dtype)
     if new.size:
-        new[:rows, :, :positions] = old[:rows, :, :positions]
+        new[:rows, :, :positions] = kept
     return new
+
+
+def copied(part: mx.array) -> mx.array:
+    """The same in memory of its own.
+
+    MLX does without copying where it can: an array that is written with one slice as large as itself is that slice
+    then, and so is a stack of one. It would keep the whole buffer that it is a slice of, and make the next write to
+    it a copy of all that.
+    """
+    return (part * 1).astype(part.dtype)
 
 
 class StateBuffers:
@@ -52,9 +65,11 @@ class StateBuffers:
         """Keeps the rows that fit; old and new exist together for one array at a time."""
         for index, old in enumerate(self.arrays):
             if old is not None and old.shape[0] != rows:
-                new = mx.zeros((rows, *old.shape[1:]), old.dtype)
-                kept = min(rows, old.shape[0])
-                new[:kept] = old[:kept]
+                if rows < old.shape[0]:
+                    new = copied(old[:rows])
+                else:
+                    new = mx.zeros((rows, *old.shape[1:]), old.dtype)
+                    new[: old.shape[0]] = old
                 mx.eval(new)
                 self.arrays[index] = new
 

@@ -1,5 +1,6 @@
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from engine_core.slot_buffers import SlotBuffers, StateBuffers
 from engine_core.slot_layout import LayerLayout, StateArray, StateLayout
@@ -39,6 +40,22 @@ def test_rows_and_length_may_shrink() -> None:
     buffers.resize(SlotShape(1, 1024))
     buffers.check_invariants()
     assert (np.array(buffers.layers[2].keys)[:1, :, :513] == before[:1]).all()
+
+
+@pytest.mark.parametrize("shape", [SlotShape(8, 256), SlotShape(2, 1024), SlotShape(2, 256)])
+def test_what_shrinks_frees_memory_at_once_and_is_then_written_in_place(shape: SlotShape) -> None:
+    buffers = SlotBuffers([LAYOUT, LAYOUT])
+    before = mx.get_active_memory()
+    buffers.resize(SlotShape(8, 1024))
+    buffers.resize(shape)
+    asked = (shape.rows * (shape.length + 1)) * 2 * LAYOUT.bytes_per_token
+    assert mx.get_active_memory() - before < 1.1 * asked
+    for array in buffers.arrays():
+        mx.reset_peak_memory()
+        active = mx.get_active_memory()
+        array[:1, :, :1] = 1
+        mx.eval(array)
+        assert mx.get_peak_memory() - active < array.nbytes / 4
 
 
 def test_an_empty_shape_frees_all_memory() -> None:
