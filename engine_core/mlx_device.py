@@ -44,8 +44,7 @@ class MlxDevice:
         """See Device. Raises PlanError before anything runs that would corrupt memory."""
         self._check_token_ids(plan)
         self._runner.drop_blocks(plan.drops)
-        for save in plan.saves:
-            self._runner.save_block(save)
+        self._runner.save_blocks(plan.saves)
         for row in plan.releases:
             self._runner.release(row)
             self._sampler.release(row)

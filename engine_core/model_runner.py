@@ -53,8 +53,8 @@ class ModelRunner(Protocol):
         """Frees stored blocks. Raises PlanError for one that is not stored."""
         ...
 
-    def save_block(self, save: BlockSave) -> None:
-        """Copies a block out of a row. Raises PlanError when it is not in the row, or its id is in use."""
+    def save_blocks(self, saves: Sequence[BlockSave]) -> None:
+        """Copies blocks out of rows. Raises PlanError for one that is not in its row, or whose id is in use."""
         ...
 
     def restore_blocks(self, restore: BlockRestore) -> None:

@@ -62,9 +62,10 @@ class RowRunner:
         if block_ids:
             raise PlanError(f"blocks {block_ids} were never stored")
 
-    def save_block(self, save: BlockSave) -> None:
-        """Raises PlanError, see `drop_blocks`."""
-        raise PlanError(f"block {save.block_id} cannot be stored")
+    def save_blocks(self, saves: Sequence[BlockSave]) -> None:
+        """Raises PlanError when there is any, see `drop_blocks`."""
+        if saves:
+            raise PlanError(f"blocks {[save.block_id for save in saves]} cannot be stored")
 
     def restore_blocks(self, restore: BlockRestore) -> None:
         """Raises PlanError, see `drop_blocks`."""

@@ -133,14 +133,15 @@ class SlotRunner:
         """See ModelRunner."""
         self._blocks.drop(block_ids)
 
-    def save_block(self, save: BlockSave) -> None:
+    def save_blocks(self, saves: Sequence[BlockSave]) -> None:
         """See ModelRunner."""
-        if not self.stores_blocks or self._cached.get(save.row, 0) < save.start + BLOCK_TOKENS:
-            raise PlanError(f"row {save.row}: there is no block at {save.start} to be stored")
-        blocks = len(self._blocks) + 1
-        if self._buffers.shape.tokens + blocks * BLOCK_TOKENS > self._capacity_tokens:
+        for save in saves:
+            if not self.stores_blocks or self._cached.get(save.row, 0) < save.start + BLOCK_TOKENS:
+                raise PlanError(f"row {save.row}: there is no block at {save.start} to be stored")
+        blocks = len(self._blocks) + len(saves)
+        if saves and self._buffers.shape.tokens + blocks * BLOCK_TOKENS > self._capacity_tokens:
             self._resize(max(self._cached) + 1, max(self._cached.values()), blocks)
-        self._blocks.save(save.block_id, self._buffers.planes(), save.row, save.start)
+        self._blocks.save(saves, self._buffers.planes())
 
     def restore_blocks(self, restore: BlockRestore) -> None:
         """See ModelRunner."""

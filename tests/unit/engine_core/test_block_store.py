@@ -3,8 +3,9 @@
 import mlx.core as mx
 import pytest
 
+from engine_core import block_store
 from engine_core.block_store import BlockStore
-from engine_core.device import BlockId
+from engine_core.device import BlockId, BlockSave
 from engine_core.model_runner import PlanError
 from protocol.prefix_hash import BLOCK_TOKENS
 
@@ -24,10 +25,12 @@ def in_use() -> int:
     return mx.get_active_memory()
 
 
-def test_a_restored_row_has_the_very_bits_of_the_saved_one() -> None:
+@pytest.mark.parametrize("at_once_bytes", [1, 100_000, 32_000_000])
+def test_a_restored_row_has_the_very_bits_of_the_saved_one(at_once_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_store, "RESTORED_AT_ONCE_BYTES", at_once_bytes)
     planes, store = planes_of(), BlockStore()
-    store.save(A, planes, row=1, start=0)
-    store.save(B, planes, row=2, start=64)
+    store.save([BlockSave(A, 1, 0)], planes)
+    store.save([BlockSave(B, 2, 64)], planes)
     expected = [mx.concatenate([p[1, :, :64], p[2, :, 64:128]], axis=1) for p in planes]
     rest = [p[0, :, 128:] + 0 for p in planes]
     mx.eval(expected, rest)
@@ -43,7 +46,7 @@ def test_a_block_owns_its_memory_and_no_write_to_the_row_changes_it(kinds: list[
     wanted = [plane[0, :, 64:128] + 0 for plane in planes]
     mx.eval(wanted)
     rows_and_wanted = in_use()
-    store.save(A, planes, row=0, start=64)
+    store.save([BlockSave(A, 0, 64)], planes)
     assert store.nbytes == sum(h * d * t.size * BLOCK_TOKENS for h, d, t in kinds)
     assert in_use() - rows_and_wanted == pytest.approx(store.nbytes, rel=0.2)
     buffer_bytes = max(plane.nbytes for plane in planes)
@@ -63,15 +66,15 @@ def test_a_block_owns_its_memory_and_no_write_to_the_row_changes_it(kinds: list[
 
 def test_a_model_whose_planes_agree_has_one_array_a_block() -> None:
     planes, store = planes_of([(2, 8, mx.float32)] * 6), BlockStore()
-    store.save(A, planes, row=0, start=0)
+    store.save([BlockSave(A, 0, 0)], planes)
     assert [array.shape for array in store._blocks[A]] == [(6, 2, 64, 8)]
 
 
 def test_ids_that_make_no_sense_are_refused() -> None:
     planes, store = planes_of(), BlockStore()
-    store.save(A, planes, row=0, start=0)
+    store.save([BlockSave(A, 0, 0)], planes)
     with pytest.raises(PlanError, match="stored already"):
-        store.save(A, planes, row=0, start=0)
+        store.save([BlockSave(A, 0, 0)], planes)
     with pytest.raises(PlanError, match="not stored"):
         store.restore([A, B], planes, row=0)
     with pytest.raises(PlanError, match="not stored"):

@@ -145,6 +145,33 @@ def test_memory_of_blocks_is_counted_bounded_and_given_back() -> None:
     assert _in_use() - before < blocks_bytes / 10
 
 
+def test_rows_that_nobody_asked_for_make_way_for_blocks() -> None:
+    model, tokens = tiny_model("llama"), prompt_of(256)
+    runner = Engine(model, capacity_tokens=768).runner
+    runner.admit(0)
+    runner.admit(1)
+    runner.reserve(2, 200)
+    runner.release(1)
+    runner.reserve(1, 200)
+    runner.prefill(PrefillChunk(0, 0, tokens[:200]))
+    assert runner._buffers.shape.tokens == 512, "a row for the next one that joins"
+    for number in range(3):
+        runner.save_blocks([BlockSave(BlockId(number), 0, 64 * number)])
+    assert runner._buffers.shape.tokens == 512
+    runner.prefill(PrefillChunk(0, 200, tokens[200:]))
+    runner.save_blocks([BlockSave(BlockId(3), 0, 192)])
+    assert runner._buffers.shape.tokens + 4 * BLOCK_TOKENS <= 768
+    runner.save_blocks([BlockSave(BlockId(4 + number), 0, 64 * number) for number in range(4)])
+    assert runner._buffers.shape.tokens == 256
+    runner.drop_blocks([BlockId(number) for number in range(4)])
+    runner.admit(1)
+    runner.reserve(2, 256)
+    runner.restore_blocks(BlockRestore(1, [BlockId(4 + number) for number in range(4)]))
+    planes = runner.written_arrays()
+    assert all(mx.array_equal(plane[0, :, :256], plane[1, :, :256]) for plane in planes)
+    assert runner._buffers.shape.tokens + 4 * BLOCK_TOKENS <= 768
+
+
 def test_nothing_is_kept_without_prefix_caching() -> None:
     engine = Engine(tiny_model("llama"), stores=False)
     engine.serve(prompt_of(10))
@@ -157,13 +184,12 @@ def test_to_save_and_to_restore_copies_no_buffer() -> None:
     runner = Engine(tiny_model("llama"), capacity_tokens=8_192).runner
     for row in range(ROWS):
         runner.admit(row)
-    runner.reserve(ROWS, 1_800)
+    runner.reserve(ROWS, 1_500)
     runner.prefill(PrefillChunk(0, 0, prompt_of(128)))
     one_buffer = runner.written_arrays()[0].nbytes
     mx.reset_peak_memory()
     active = mx.get_active_memory()
-    for number in range(2):
-        runner.save_block(BlockSave(BlockId(number), 0, 64 * number))
+    runner.save_blocks([BlockSave(BlockId(number), 0, 64 * number) for number in range(2)])
     runner.restore_blocks(BlockRestore(3, [BlockId(0), BlockId(1)]))
     runner.prefill(PrefillChunk(3, 128, [5]))
     runner.check_invariants()
