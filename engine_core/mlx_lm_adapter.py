@@ -91,6 +91,8 @@ def load_weights(folder: Path, on_progress: OnProgress) -> Any:
         _evaluate_weights(model, on_progress)
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise ModelRefused(f"mlx-lm cannot load {folder}: {error}") from error
+    except SystemExit as error:  # models.olmo, when a package that it needs is not installed; it has printed why
+        raise ModelRefused(f"mlx-lm cannot load {folder}: it wants to end the process") from error
     return model
 
 
