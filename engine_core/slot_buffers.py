@@ -80,7 +80,7 @@ class StateBuffers:
     def store(self, rows: slice, states: Sequence[mx.array | None], changed: mx.array | None = None) -> None:
         """The state of these rows after a forward, not evaluated; with `changed`, bool [rows], of those alone.
 
-        A state that covers all rows takes the buffer's place, which saves a copy of it.
+        A state that covers all rows takes the buffer's place: written into it, it would have to wait for its readers.
         """
         for index, (buffer, state) in enumerate(zip(self.arrays, states, strict=True)):
             if buffer is None or state is None:
@@ -89,7 +89,7 @@ class StateBuffers:
             if changed is not None:
                 state = mx.where(changed.reshape(-1, *[1] * (state.ndim - 1)), state, buffer[rows])
             if state.shape == buffer.shape:
-                self.arrays[index] = mx.contiguous(state.astype(buffer.dtype))
+                self.arrays[index] = copied(state).astype(buffer.dtype)  # may be the end of a long chunk's array
             else:
                 buffer[rows] = state
 

@@ -134,3 +134,14 @@ def test_a_layer_that_writes_nothing_takes_no_memory_and_grows_like_others() -> 
         buffers.resize(shape)
         buffers.check_invariants()
     assert len(buffers.layers) == 2 and len(buffers.planes()) == 2
+
+
+def test_a_state_does_not_keep_the_chunk_that_it_is_the_end_of() -> None:
+    buffers = state(1)
+    chunk = mx.zeros((1, 10_000, 2))
+    mx.eval(chunk, buffers.arrays[0])
+    active = mx.get_active_memory()
+    buffers.store(slice(0, 1), [chunk[:, -3:], None])
+    mx.eval(buffers.arrays[0])
+    del chunk
+    assert active - mx.get_active_memory() >= 80_000

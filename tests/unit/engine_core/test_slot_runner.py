@@ -114,9 +114,10 @@ def test_decode_rows_come_back_in_the_order_given() -> None:
         assert np.array(logits) == pytest.approx(np.array(logits_alone(model, token_ids)[-1]), abs=1e-5)
 
 
-def test_a_step_writes_in_place() -> None:
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_a_step_writes_in_place(model_type: str) -> None:
     """A slice of a buffer that somebody keeps would turn each write into a copy of the whole buffer."""
-    model = tiny_model("llama")
+    model = tiny_model(model_type)
     runner = slot_runner(model)
     for row in range(32):
         runner.admit(row)
@@ -132,8 +133,9 @@ def test_a_step_writes_in_place() -> None:
         assert mx.get_peak_memory() - active < one_buffer / 2
 
 
-def test_all_memory_is_freed_when_no_row_is_taken() -> None:
-    model = tiny_model("llama")
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "mamba"])
+def test_all_memory_is_freed_when_no_row_is_taken(model_type: str) -> None:
+    model = tiny_model(model_type)
     runner = slot_runner(model)
     active = mx.get_active_memory()
     runner.admit(3)
@@ -143,6 +145,17 @@ def test_all_memory_is_freed_when_no_row_is_taken() -> None:
     runner.reserve(0, 0)
     runner.check_invariants()
     assert mx.get_active_memory() == active
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "mamba", "qwen3"])
+def test_memory_is_what_the_capacity_was_reckoned_from(model_type: str) -> None:
+    model = tiny_model(model_type)
+    cost = trace_model(model).cost
+    runner = slot_runner(model, capacity_tokens=4 * 512, max_rows=4)
+    for row in range(4):
+        runner.admit(row)
+    runner.reserve(4, 512)
+    assert sum(array.nbytes for array in runner.written_arrays()) == 4 * (513 * cost.bytes_per_token + cost.bytes_per_row)
 
 
 def test_taken_rows_survive_a_plan_that_asks_for_less() -> None:
