@@ -89,7 +89,7 @@ class StateBuffers:
             if changed is not None:
                 state = mx.where(changed.reshape(-1, *[1] * (state.ndim - 1)), state, buffer[rows])
             if state.shape == buffer.shape:
-                self.arrays[index] = copied(state).astype(buffer.dtype)  # may be the end of a long chunk's array
+                self.arrays[index] = mx.contiguous(state.astype(buffer.dtype))  # not as the end of a long chunk's array
             else:
                 buffer[rows] = state
 
