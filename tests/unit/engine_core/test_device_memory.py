@@ -39,6 +39,13 @@ def test_a_model_without_a_kv_cache_is_bounded_by_its_rows() -> None:
         capacity_tokens(CacheCost(0, 0, 10**8), 10**9, 64)
 
 
+def test_one_layer_of_state_has_room_twice() -> None:
+    cost = CacheCost(1, 0, bytes_per_row=1000, largest_layer_bytes_per_row=250)
+    assert capacity_tokens(cost, 64 * 1250 + 256, 64) == 256
+    with pytest.raises(ModelRefused):
+        capacity_tokens(cost, 64 * 1250 + 255, 64)
+
+
 def test_the_budget_is_what_the_weights_leave_of_sixty_percent() -> None:
     assert kv_budget_bytes(None, 100 * GIB, 20 * GIB) == 40 * GIB
     assert kv_budget_bytes(5, 100 * GIB, 20 * GIB) == 5
