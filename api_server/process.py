@@ -17,6 +17,7 @@ from api_server.http_server import HttpServer, RequestCounter, open_listener, ra
 from api_server.links import Links
 from api_server.metrics import Metrics
 from api_server.metrics_page import MetricsPage
+from protocol.exit_codes import ExitCode
 from protocol.identifiers import new_incarnation
 from protocol.lifeline import Lifeline, Notice
 from protocol.messages import PROTOCOL_VERSION, ClientHello
@@ -26,8 +27,6 @@ logger = logging.getLogger("shoal.api_server")
 ERROR_EVENT_GRACE_S = 2.0
 """After the drain's deadline, for the routes to tell their callers."""
 CLOSE_TIMEOUT_S = 1.0
-REFUSED_EXIT_CODE = 2
-"""The coordinator does not want this process as it is: a restart would not help."""
 
 
 class _Shutdown:
@@ -46,8 +45,8 @@ class _Shutdown:
 async def serve(config: ApiServerConfig, lifeline: Lifeline) -> int:
     """Serves until a signal ends it; returns the exit code.
 
-    Raises AddressError, BadKeys, OSError or zmq.ZMQError when it cannot start; later, in an exception group, what a
-    fault of ours raised.
+    Raises AddressError, BadKeys or OSError when it cannot start; later, in an exception group, what a fault of ours
+    raised.
     """
     raise_file_limit()
     shutdown = _Shutdown()
@@ -73,7 +72,7 @@ async def _serve(
     server = HttpServer(RequestCounter(create_app(client, page, config), metrics.http_requests_changed))
     listener = open_listener(config)
     logger.info("listening on %s", _url(listener))
-    exit_code = 0
+    exit_code = ExitCode.DRAINED
     try:
         async with asyncio.TaskGroup() as tasks:
             background = [
@@ -90,7 +89,7 @@ async def _serve(
                 task.cancel()
     except* ClusterRefusedUs as refusals:
         logger.error("the coordinator refused this API server: %s", refusals.exceptions)
-        exit_code = REFUSED_EXIT_CODE
+        exit_code = ExitCode.HOPELESS
     return exit_code
 
 

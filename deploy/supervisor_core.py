@@ -14,12 +14,11 @@ from collections.abc import Iterable
 import msgspec
 
 from deploy.supervised_process import ALIVE, ProcessState, Role, SupervisedProcess
+from protocol.exit_codes import ExitCode
 
 FAILURES_BEFORE_READY = 5
 KILL_GRACE_S = 5.0
 """Beyond the drain timeout: a process has its own deadline and needs some time after it to close."""
-EXIT_HOPELESS = 2
-"""Exit code of a role that will not do better when started again."""
 _STAGES = (Role.API_SERVER, Role.ENGINE_CORE, Role.COORDINATOR)
 
 
@@ -196,7 +195,7 @@ class Supervisor:
             process.move(ProcessState.GONE)
             return commands + self._enter_stage(now_s)
         delay_s = process.fail(now_s)
-        if not process.was_ever_ready and (code == EXIT_HOPELESS or process.failures >= FAILURES_BEFORE_READY):
+        if not process.was_ever_ready and (code == ExitCode.HOPELESS or process.failures >= FAILURES_BEFORE_READY):
             commands.append(AnnounceFailure(_hopeless(process, code)))
             return commands + self._end(1, now_s)
         commands.append(AnnounceRestart(process.name, code, delay_s, process.failures))
@@ -267,7 +266,7 @@ class Supervisor:
 
 
 def _hopeless(process: SupervisedProcess, code: int) -> str:
-    if code == EXIT_HOPELESS:
+    if code == ExitCode.HOPELESS:
         return f"{process.name} cannot start (see its last lines above)"
     return f"{process.name} died {process.failures} times before it was ready, the last time {describe_exit(code)}"
 

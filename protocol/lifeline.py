@@ -18,10 +18,11 @@ from typing import Literal
 
 import msgspec
 
+from protocol.exit_codes import ExitCode
+
 LIFELINE_FD = "SHOAL_LIFELINE_FD"
 """Environment variable with the number of the inherited socket; set by the supervisor only."""
 
-ORPHANED_EXIT_CODE = 70
 _PR_SET_PDEATHSIG = 1
 
 
@@ -64,7 +65,7 @@ def _exit_at_eof(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while connection.recv(64):
             pass
-    os._exit(ORPHANED_EXIT_CODE)
+    os._exit(ExitCode.ORPHANED)
 
 
 def _die_with_parent() -> None:

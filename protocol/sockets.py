@@ -12,6 +12,7 @@ import zmq
 import zmq.utils.monitor
 
 from protocol.addresses import check_address
+from protocol.errors import AddressError
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest frame accepted; model cards are the largest (a packed tokenizer of 35 MB has about 7)."""
@@ -69,8 +70,8 @@ S = TypeVar("S", bound=zmq.Socket)  # type: ignore[type-arg]
 def open_socket(context: "zmq.Context[S]", kind: SocketKind, address: str) -> tuple[S, str]:
     """A configured socket of this kind, bound or connected; also returns the address with the real port.
 
-    `context` may be a zmq.Context or a zmq.asyncio.Context. Raises AddressError, or zmq.ZMQError when the
-    address is taken. For a MEMBER use `open_member`.
+    `context` may be a zmq.Context or a zmq.asyncio.Context. Raises AddressError,
+    also for an address that is taken. For a MEMBER use `open_member`.
     """
     check_address(address)
     profile = _PROFILES[kind]
@@ -81,9 +82,9 @@ def open_socket(context: "zmq.Context[S]", kind: SocketKind, address: str) -> tu
             socket.bind(address)
         else:
             socket.connect(address)
-    except zmq.ZMQError:
+    except zmq.ZMQError as error:
         socket.close(0)
-        raise
+        raise _unusable(address, error) from error
     return socket, socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
 
@@ -93,6 +94,7 @@ def open_member(context: "zmq.Context[S]", address: str, identity: bytes) -> tup
     The monitor is there before the connection is, so that its first event is the first connection: a member
     greets the coordinator whenever the monitor says UP, also after the coordinator's restart, and nobody polls.
     Sending while the connection is down raises zmq.Again (NOBLOCK) or blocks: keep what must not be lost.
+    Raises AddressError.
     """
     check_address(address)
     profile = _PROFILES[SocketKind.MEMBER]
@@ -102,11 +104,15 @@ def open_member(context: "zmq.Context[S]", address: str, identity: bytes) -> tup
     monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
     try:
         socket.connect(address)
-    except zmq.ZMQError:
+    except zmq.ZMQError as error:
         monitor.close(0)
         socket.close(0)
-        raise
+        raise _unusable(address, error) from error
     return socket, monitor
+
+
+def _unusable(address: str, error: zmq.ZMQError) -> AddressError:
+    return AddressError(f"address {address!r} cannot be used: {zmq.strerror(error.errno or 0)}")
 
 
 def _configure(socket: S, profile: _Profile, address: str) -> None:

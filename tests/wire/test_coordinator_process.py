@@ -16,6 +16,7 @@ import zmq
 from running_coordinator import WireClient, WireEngine, config_in
 
 from coordinator.config import CoordinatorConfig
+from protocol.exit_codes import ExitCode
 from protocol.lifeline import LIFELINE_FD, Notice
 from protocol.messages import Accepted
 
@@ -113,7 +114,13 @@ def test_it_starts_fast_and_costs_nothing_when_idle(directory: Path) -> None:
         assert later.user + later.system - used.user - used.system <= IDLE_CPU_S
 
 
-def test_an_address_on_the_network_is_refused(directory: Path) -> None:
-    config = msgspec.structs.replace(config_in(directory), engines_address="tcp://0.0.0.0:5555")
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:5555", "ipc:///no/such/directory/engines"])
+def test_an_address_that_cannot_be_used_is_named_and_restarts_would_not_help(
+    address: str, directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = msgspec.structs.replace(config_in(directory), engines_address=address)
     with started(config) as running:
-        assert running.process.wait(timeout=PATIENCE_S) != 0
+        assert running.process.wait(timeout=PATIENCE_S) == ExitCode.HOPELESS
+    log = capfd.readouterr().err
+    assert address in log
+    assert "Traceback" not in log

@@ -9,7 +9,8 @@ import sys
 import msgspec
 import pytest
 
-from protocol.lifeline import LIFELINE_FD, ORPHANED_EXIT_CODE, Lifeline, Notice
+from protocol.exit_codes import ExitCode
+from protocol.lifeline import LIFELINE_FD, Lifeline, Notice
 
 PATIENCE_S = 10.0
 CHILD = """
@@ -49,7 +50,7 @@ def test_the_supervisor_hears_of_the_childs_start_and_its_end_ends_the_child() -
         decode = msgspec.json.Decoder(Notice).decode
         assert decode(notices.readline()) == Notice("loading", 0.5, "weights")
         assert decode(notices.readline()) == Notice("ready")
-    assert child.wait(PATIENCE_S) == ORPHANED_EXIT_CODE
+    assert child.wait(PATIENCE_S) == ExitCode.ORPHANED
 
 
 def test_a_child_does_not_outlive_a_supervisor_that_was_killed() -> None:

@@ -117,7 +117,7 @@ def test_a_publisher_sees_every_subscription(context: Context, tmp_path: Path) -
 def test_a_taken_address_leaves_no_socket_open(tmp_path: Path) -> None:
     context: Context = zmq.Context()
     taken, address = open_socket(context, SocketKind.CLIENTS, "tcp://127.0.0.1:0")
-    with pytest.raises(zmq.ZMQError):
+    with pytest.raises(AddressError, match=f"{address}.* in use"):
         open_socket(context, SocketKind.CLIENTS, address)
     taken.close(0)
     context.term()  # would wait for ever for a socket left open
