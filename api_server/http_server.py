@@ -11,7 +11,6 @@ from collections.abc import Callable
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api_server.config import ApiServerConfig
 from api_server.http_protocol import MAX_CONNECTIONS, BoundedHttpProtocol, ConnectionState
 
 KEEP_ALIVE_TIMEOUT_S = 75
@@ -101,23 +100,6 @@ class RequestCounter:
             await self._app(scope, receive, send)
         finally:
             self._changed(-1)
-
-
-def open_listener(config: ApiServerConfig) -> socket.socket:
-    """The inherited socket, or one bound to host and port. Raises OSError when that cannot be bound."""
-    if config.fd is not None:
-        listener = socket.socket(fileno=config.fd)
-        listener.set_inheritable(False)
-        return listener
-    family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def raise_file_limit() -> None:

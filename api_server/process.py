@@ -13,7 +13,8 @@ from api_server.app import create_app
 from api_server.cluster_metrics import cluster_families
 from api_server.config import ApiServerConfig
 from api_server.engine_client import ClusterRefusedUs, EngineClient
-from api_server.http_server import HttpServer, RequestCounter, open_listener, raise_file_limit
+from api_server.http_server import HttpServer, RequestCounter, raise_file_limit
+from api_server.http_socket import bind_http_socket, inherited_http_socket, url_of
 from api_server.links import Links
 from api_server.metrics import Metrics
 from api_server.metrics_page import MetricsPage
@@ -45,8 +46,8 @@ class _Shutdown:
 async def serve(config: ApiServerConfig, lifeline: Lifeline) -> int:
     """Serves until a signal ends it; returns the exit code.
 
-    Raises AddressError, BadKeys or OSError when it cannot start; later, in an exception group, what a fault of ours
-    raised.
+    Raises AddressError, BadKeys, BindError or OSError when it cannot start; later, in an exception group, what a fault
+    of ours raised.
     """
     raise_file_limit()
     shutdown = _Shutdown()
@@ -70,8 +71,8 @@ async def _serve(
     shared = Path(config.metrics_dir) if config.metrics_dir is not None else None
     page = MetricsPage(metrics, lambda: cluster_families(client.view, client.is_connected), shared)
     server = HttpServer(RequestCounter(create_app(client, page, config), metrics.http_requests_changed))
-    listener = open_listener(config)
-    logger.info("listening on %s", _url(listener))
+    listener = _listener(config)
+    logger.info("listening on %s", url_of(listener))
     exit_code = ExitCode.DRAINED
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -93,9 +94,8 @@ async def _serve(
     return exit_code
 
 
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _listener(config: ApiServerConfig) -> socket.socket:
+    return bind_http_socket(config.host, config.port) if config.fd is None else inherited_http_socket(config.fd)
 
 
 async def _tell_when_serving(client: EngineClient, lifeline: Lifeline) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from api_server.http_socket import BindError, bind_http_socket
 from deploy.cache import cache_directory
-from deploy.http_socket import BindError, bind_http_socket
 from deploy.machine import (
     Backend,
     cores,

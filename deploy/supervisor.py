@@ -16,10 +16,10 @@ from typing import Any, assert_never
 import msgspec
 
 from api_server.config import ApiServerConfig
+from api_server.http_socket import BindError, bind_http_socket, url_of
 from deploy.child import Child, start_child
 from deploy.config import SERVE_OPTIONS, ServeConfig
 from deploy.coordinator_notices import CoordinatorNotices
-from deploy.http_socket import BindError, bind_http_socket, url_of
 from deploy.launch import SIMULATED, Launch, ProcessSpec, pull_spec
 from deploy.load_display import LoadDisplay
 from deploy.run_directory import RunDirectory, remove_stale
