@@ -303,4 +303,4 @@ class ClusterSequences(RuleBasedStateMachine):
 
 
 TestClusterSequences = ClusterSequences.TestCase
-TestClusterSequences.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestClusterSequences.settings = settings(max_examples=100, stateful_step_count=40)

@@ -260,5 +260,5 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.alive or math.isfinite(self.core.next_deadline_s() or math.inf)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestAnyOrder = AnyOrder.TestCase
