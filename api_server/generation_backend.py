@@ -110,8 +110,8 @@ class GenerationBackend(Protocol):
 class HttpMetrics(Protocol):
     """What the HTTP side reports, and the page of all metrics."""
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type) of GET /metrics for a request with this Accept header."""
+    def exposition(self) -> tuple[bytes, str]:
+        """(body, content type) of GET /metrics."""
 
     def observe_http(self, route: str, status: int) -> None:
         """Counts one HTTP response. `route` is a route of ours or "other"; 499 is a caller that went away."""

@@ -29,8 +29,8 @@ class MetricsPage(Collector):
         """See HttpMetrics."""
         self._metrics.observe_http(route, status)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """See HttpMetrics. The text format of Prometheus for everybody.
+    def exposition(self) -> tuple[bytes, str]:
+        """See HttpMetrics. The text format of Prometheus for everybody, whatever the scraper would rather have.
 
         prometheus_client's OpenMetrics writer (0.26) turns the colon of sample names into an underscore.
         """

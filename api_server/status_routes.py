@@ -69,7 +69,7 @@ class StatusRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus exposition."""
-        body, content_type = self._metrics.exposition(request.headers.get("accept", ""))
+        body, content_type = self._metrics.exposition()
         return Response(body, headers={"content-type": content_type})
 
 

@@ -178,8 +178,8 @@ class FakeMetrics:
     def __init__(self) -> None:
         self.responses: list[tuple[str, int]] = []
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        return b"# accept: " + accept.encode(), "text/plain; version=0.0.4"
+    def exposition(self) -> tuple[bytes, str]:
+        return b"# a comment", "text/plain; version=0.0.4"
 
     def observe_http(self, route: str, status: int) -> None:
         self.responses.append((route, status))
