@@ -34,7 +34,7 @@ from api_server.client_events import (
     Submit,
 )
 from api_server.coordinator_link import CoordinatorLink, LinkState
-from api_server.live_generation import Engine, GenerationState, LiveGeneration
+from api_server.live_generation import GenerationState, LiveGeneration
 from api_server.output_sequences import OutputSequences
 from api_server.stray_outputs import StrayOutputs
 from api_server.unacknowledged import Unacknowledged
@@ -46,6 +46,7 @@ from protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineLost,
+    EngineRun,
     FinishReason,
     Heartbeat,
     Refused,
@@ -136,7 +137,7 @@ class ClientCore:
             return self._abort_stray(accepted.key, now_s)
         if accepted.key.attempt != generation.attempt or generation.state is GenerationState.WAITING:
             return []  # while it waits, an answer is one of a connection that is gone; it will be asked again
-        generation.engine = (accepted.engine_index, accepted.engine_incarnation)
+        generation.engine = EngineRun(accepted.engine_index, accepted.engine_incarnation)
         if not generation.is_acknowledged:
             self._unacknowledged.remove(generation)
             generation.move(GenerationState.STREAMING if generation.num_received else GenerationState.ACCEPTED)
@@ -180,15 +181,16 @@ class ClientCore:
         if self._sequences.skips(message.incarnation, message.sequence):
             for generation in self._generations_of(message.incarnation):
                 commands += self._lose(generation, "outputs of the engine core were lost", now_s)
+        engine = EngineRun(message.engine_index, message.incarnation)
         for output in message.outputs:
-            commands += self._on_output((message.engine_index, message.incarnation), output, now_s)
+            commands += self._on_output(engine, output, now_s)
         return commands
 
-    def _on_output(self, engine: Engine, output: EngineCoreOutput, now_s: float) -> list[Command]:
+    def _on_output(self, engine: EngineRun, output: EngineCoreOutput, now_s: float) -> list[Command]:
         generation = self._live.get(output.request_id)
         if generation is None:
             return self._abort_stray(output.key, now_s)
-        if output.attempt != generation.attempt or generation.incarnation not in (None, engine[1]):
+        if output.attempt != generation.attempt or generation.incarnation not in (None, engine.incarnation):
             return []
         known = generation.num_received - output.position
         if known < 0 or output.position < 0:

@@ -5,9 +5,8 @@ import enum
 import msgspec
 
 from api_server.client_events import Send
-from api_server.live_generation import Engine
 from protocol.identifiers import ClientIndex
-from protocol.messages import Abort, ClientHello, ClientWelcome, RequestKey
+from protocol.messages import Abort, ClientHello, ClientWelcome, EngineRun, RequestKey
 
 MAX_PENDING_ABORTS = 16_384
 """Aborts kept while there is no coordinator; beyond, the oldest is dropped (stray outputs bring it up again)."""
@@ -41,7 +40,7 @@ class CoordinatorLink:
         """What the coordinator knows us by; -1 before the first welcome."""
         return self._hello.client_index
 
-    def greet(self, engines: list[Engine]) -> Send:
+    def greet(self, engines: list[EngineRun]) -> Send:
         """There is a new connection. `engines` have unfinished requests of ours."""
         self.state = LinkState.GREETING
         return Send(msgspec.structs.replace(self._hello, engines=engines))

@@ -5,7 +5,7 @@ from typing import assert_never
 
 import msgspec
 
-from coordinator.clients import MAX_CLIENTS, ClientMember, EngineRun
+from coordinator.clients import MAX_CLIENTS, ClientMember
 from coordinator.engine_link import EngineLink
 from coordinator.events import Identity, Link, Note
 from coordinator.greeting import is_genuine, reason_to_refuse
@@ -21,6 +21,7 @@ from protocol.messages import (
     ClientWelcome,
     EngineCoreRequest,
     EngineLost,
+    EngineRun,
     GetCard,
     Heartbeat,
     ProcessExited,
@@ -138,11 +139,12 @@ class ClientLink:
         return hello.engines  # it comes after the settling time: its requests were dropped as a dead one's
 
     def _not_live(self, runs: Iterable[EngineRun]) -> list[EngineRun]:
-        return [(index, incarnation) for index, incarnation in runs if not self._engines.has_run(incarnation)]
+        return [run for run in runs if not self._engines.has_run(run.incarnation)]
 
     def _tell_lost(self, client: ClientMember, runs: Iterable[EngineRun]) -> None:
-        for index, incarnation in dict.fromkeys(runs):
-            lost = EngineLost(index, incarnation, "the engine core or its requests were lost during a reconnect")
+        for run in dict.fromkeys(runs):
+            reason = "the engine core or its requests were lost during a reconnect"
+            lost = EngineLost(run.engine_index, run.incarnation, reason)
             self._outbox.to_client(client.identity, lost)
 
     def _displace(self, name: str) -> None:

@@ -5,16 +5,13 @@ from collections.abc import Iterator
 import msgspec
 
 from coordinator.events import Identity
-from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
-from protocol.messages import ClientAddress, ClientHello, Clients
+from protocol.identifiers import ClientIndex
+from protocol.messages import ClientAddress, ClientHello, Clients, EngineRun
 
 MAX_CLIENTS = 1024
 """Live at once; a Hello beyond is refused."""
 MAX_LOST = 256
 """Lost API servers that are remembered in case they come back; at the limit the oldest is forgotten."""
-
-EngineRun = tuple[EngineIndex, Incarnation]
-"""One run of an engine core."""
 
 
 class ClientMember(msgspec.Struct, frozen=True):

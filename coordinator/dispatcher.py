@@ -7,7 +7,7 @@ core reports its end, its API server aborts it or is gone, or its engine core is
 from collections.abc import Iterable, Sequence
 
 from coordinator.admission import Admission
-from coordinator.clients import ClientMember, EngineRun
+from coordinator.clients import ClientMember
 from coordinator.engines import EngineMember, EngineTable, UnseenRequest
 from coordinator.events import Identity, Outbox
 from coordinator.publisher import ClusterPublisher
@@ -16,7 +16,7 @@ from coordinator.routing import Refusal, choose
 from coordinator.settling import Settling
 from coordinator.waiting_room import Submission, WaitingRoom
 from protocol.identifiers import ClientIndex, EngineIndex
-from protocol.messages import Abort, Accepted, EngineHello, Rejected, RejectReason, RequestKey
+from protocol.messages import Abort, Accepted, EngineHello, EngineRun, Rejected, RejectReason, RequestKey
 
 MAX_EARLY_ABORTS = 16_384
 """Aborts kept, while settling, of requests that no engine core has told of yet; at the limit the oldest goes."""
@@ -172,7 +172,7 @@ class Dispatcher:
             self._remove(routed)
             engine = self._engines.find(routed.engine)
             if engine is not None:
-                runs[engine.index, engine.hello.incarnation] = None
+                runs[EngineRun(engine.index, engine.hello.incarnation)] = None
         return list(runs)
 
     # --- requests that an engine core lists in its Hello ---

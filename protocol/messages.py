@@ -31,6 +31,13 @@ class RequestKey(Message, frozen=True):
     attempt: int = 0
 
 
+class EngineRun(Message, frozen=True, order=True):
+    """One run of an engine core. The incarnation tells runs apart; a new coordinator may give another index."""
+
+    engine_index: EngineIndex
+    incarnation: Incarnation
+
+
 class FinishReason(enum.IntEnum):
     """Why a request ended."""
 
@@ -111,7 +118,7 @@ class ClientHello(Message, frozen=True):
     pid: int
     client_index: ClientIndex = ClientIndex(-1)
     """What an earlier Welcome gave (a restarted coordinator takes it over); -1 for none."""
-    engines: list[tuple[EngineIndex, Incarnation]] = []
+    engines: list[EngineRun] = []
     """Engine cores that have accepted, unfinished requests of it: each that the coordinator does not know, and does
     not meet within its settling time, is answered with EngineLost, so that no loss is missed during a reconnect."""
 

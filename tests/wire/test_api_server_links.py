@@ -26,6 +26,7 @@ from protocol.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     EngineLost,
+    EngineRun,
     EngineUpdate,
     FinishReason,
     Load,
@@ -296,7 +297,7 @@ async def test_a_restarted_coordinator_gets_what_was_not_answered_and_streams_go
     assert prompt == [0]
     (hello,) = coordinator.hellos
     assert hello.client_index == 7
-    assert hello.engines == [(EngineIndex(0), ENGINE)]
+    assert hello.engines == [EngineRun(EngineIndex(0), ENGINE)]
     for request in (second, third):
         await coordinator.accept(request)
         await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [5], FinishReason.STOP))

@@ -39,6 +39,7 @@ from protocol.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineLost,
+    EngineRun,
     FinishReason,
     Heartbeat,
     Refused,
@@ -280,7 +281,7 @@ def test_an_accepted_generation_streams_on_without_a_coordinator_and_is_named_in
     (hello,) = driver.tell(LinkUp())
     assert isinstance(hello, Send)
     assert isinstance(hello.message, ClientHello)
-    assert hello.message.engines == [(EngineIndex(0), ENGINE)]
+    assert hello.message.engines == [EngineRun(EngineIndex(0), ENGINE)]
     assert driver.welcome(Incarnation("coordinator-2")) == []
     assert driver.output(1, [8], FinishReason.STOP) == [Deliver(R, [8], FinishReason.STOP)]
 

@@ -19,7 +19,7 @@ from coordinator.events import (
 )
 from coordinator.parts import Settings
 from protocol.codec import AT_COORDINATOR_FROM_CLIENT, AT_COORDINATOR_FROM_ENGINE, Frame, encode, pack_token_ids
-from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
+from protocol.identifiers import ClientIndex, Incarnation, RequestId
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -29,6 +29,7 @@ from protocol.messages import (
     ClientToCoordinator,
     EngineCoreRequest,
     EngineHello,
+    EngineRun,
     EngineToCoordinator,
     Load,
     LoadReport,
@@ -152,9 +153,7 @@ class FakeClient:
         self.core.handle(FromClient(self.identity, AT_COORDINATOR_FROM_CLIENT.decode(encode(message, *buffers))))
         return self.core.sent_to(self.identity)
 
-    def hello(
-        self, *engines: tuple[EngineIndex, Incarnation], index: int | None = None, version: int = PROTOCOL_VERSION
-    ) -> list[Message]:
+    def hello(self, *engines: EngineRun, index: int | None = None, version: int = PROTOCOL_VERSION) -> list[Message]:
         claimed = self.index if index is None else ClientIndex(index)
         hello = ClientHello(
             version, self.name, self.incarnation, f"ipc:///run/{self.name}", self.pid, claimed, list(engines)

@@ -16,6 +16,7 @@ from protocol.messages import (
     EngineCoreRequest,
     EngineHello,
     EngineLost,
+    EngineRun,
     EngineWelcome,
     Heartbeat,
     Load,
@@ -331,8 +332,8 @@ def test_an_api_server_on_a_new_connection_keeps_its_requests_and_learns_of_loss
     engine.hello()
     client.hello()
     client.submit("r1")
-    gone = (EngineIndex(5), Incarnation("gone"))
-    answer = client.hello((EngineIndex(0), engine.incarnation), gone)
+    gone = EngineRun(EngineIndex(5), Incarnation("gone"))
+    answer = client.hello(EngineRun(EngineIndex(0), engine.incarnation), gone)
     assert [type(message) for message in answer] == [ClientWelcome, EngineLost]
     assert answer[1].incarnation == "gone"  # type: ignore[attr-defined]
     assert _requests(core) == [1]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from coordinator.events import Command, Forward, Identity, Link, Send, Subscribed, Unreachable
-from protocol.identifiers import Incarnation
+from protocol.identifiers import EngineIndex, Incarnation
 from protocol.messages import (
     Abort,
     Accepted,
@@ -22,6 +22,7 @@ from protocol.messages import (
     ClientWelcome,
     ClusterSnapshot,
     EngineLost,
+    EngineRun,
     EngineWelcome,
     GetCard,
     Heartbeat,
@@ -159,7 +160,9 @@ class ClusterSequences(RuleBasedStateMachine):
     @rule(client=clients)
     def client_connects_again(self, client: ClientModel) -> None:
         if client.alive:
-            client.hello(*((int(index), run) for index, run in set(client.running.values())))  # type: ignore[arg-type]
+            client.hello(
+                *(EngineRun(EngineIndex(int(index)), Incarnation(run)) for index, run in set(client.running.values()))
+            )
             self.deliver(self.core.commands)
 
     # --- requests ---

@@ -16,6 +16,7 @@ from protocol.messages import (
     EngineCoreRequest,
     EngineHello,
     EngineLost,
+    EngineRun,
     EngineState,
     EngineUpdate,
     EngineWelcome,
@@ -57,7 +58,7 @@ SAMPLING = SamplingParams(
 OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e")
 
 SAMPLES: list[Message] = [
-    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [(EngineIndex(4), RUN)]),
+    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)]),
     EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4),
     Abort([KEY]),
     GetCard("h"),
