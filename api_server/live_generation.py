@@ -4,6 +4,7 @@ import enum
 from collections import deque
 
 from api_server.client_events import Submit
+from protocol.codec import TOKEN_ID_BYTES
 from protocol.identifiers import ClientIndex, Incarnation
 from protocol.messages import EngineCoreRequest, EngineRun, RequestKey
 
@@ -92,7 +93,7 @@ class LiveGeneration:
             client_index=client_index,
             attempt=self.attempt,
             model=submit.model,
-            num_prompt_tokens=len(submit.prompt) // 4,
+            num_prompt_tokens=len(submit.prompt) // TOKEN_ID_BYTES,
             sampling=submit.sampling,
             arrival_time_s=submit.arrival_time_s,
             priority=submit.priority,

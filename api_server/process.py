@@ -19,7 +19,7 @@ from api_server.links import Links
 from api_server.metrics import Metrics
 from api_server.metrics_page import MetricsPage
 from protocol.exit_codes import ExitCode
-from protocol.identifiers import new_incarnation
+from protocol.identifiers import member_identity, new_incarnation
 from protocol.lifeline import Lifeline, Notice
 from protocol.messages import PROTOCOL_VERSION, ClientHello
 
@@ -53,7 +53,7 @@ async def serve(config: ApiServerConfig, lifeline: Lifeline) -> int:
     shutdown = _Shutdown()
     incarnation = new_incarnation()
     context = zmq.asyncio.Context()
-    identity = f"{config.name}/{incarnation}".encode()
+    identity = member_identity(config.name, incarnation)
     links = Links(context, config.clients_address, config.cluster_address, config.output_address, identity)
     hello = ClientHello(PROTOCOL_VERSION, config.name, incarnation, links.output_address, os.getpid())
     try:

@@ -11,7 +11,7 @@ from coordinator.events import Identity, Link, Note
 from coordinator.greeting import is_genuine, reason_to_refuse
 from coordinator.parts import Parts
 from coordinator.waiting_room import Submission
-from protocol.codec import Received
+from protocol.codec import TOKEN_ID_BYTES, Received
 from protocol.errors import ProtocolError
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -27,9 +27,6 @@ from protocol.messages import (
     ProcessExited,
     Refused,
 )
-
-BYTES_PER_TOKEN = 4
-"""In a prompt buffer: see protocol.codec.pack_token_ids."""
 
 
 class ClientLink:
@@ -172,5 +169,5 @@ class ClientLink:
 def _check(client: ClientMember, request: EngineCoreRequest, received: Received[ClientToCoordinator]) -> None:
     if request.client_index != client.index:
         raise ProtocolError("clients: a request under another's client index")
-    if len(received.buffers) != 1 or len(received.buffers[0]) != BYTES_PER_TOKEN * request.num_prompt_tokens:
+    if len(received.buffers) != 1 or len(received.buffers[0]) != TOKEN_ID_BYTES * request.num_prompt_tokens:
         raise ProtocolError("clients: a request whose prompt is not as long as it says")

@@ -16,7 +16,7 @@ from protocol.messages import (
 )
 
 Identity = NewType("Identity", bytes)
-"""A member's ZeroMQ routing id: `<name>/<incarnation>`, so it names one run of one process."""
+"""A member's ZeroMQ routing id: see protocol.identifiers.member_identity."""
 
 
 class Link(enum.Enum):

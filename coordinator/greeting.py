@@ -1,6 +1,7 @@
 """What a Hello must be like to be accepted."""
 
 from coordinator.events import Identity
+from protocol.identifiers import member_identity
 from protocol.messages import PROTOCOL_VERSION, ClientHello, EngineHello
 
 Hello = ClientHello | EngineHello
@@ -8,7 +9,7 @@ Hello = ClientHello | EngineHello
 
 def is_genuine(identity: Identity, hello: Hello) -> bool:
     """Whether the Hello comes from the process that it names."""
-    return identity == f"{hello.name}/{hello.incarnation}".encode()
+    return identity == member_identity(hello.name, hello.incarnation)
 
 
 def reason_to_refuse(hello: Hello, members: int, max_members: int) -> str | None:

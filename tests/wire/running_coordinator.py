@@ -16,7 +16,7 @@ from coordinator.loop import Sockets
 from coordinator.main import make_loop
 from protocol.addresses import CLIENTS, CLUSTER, ENGINES, ipc_address
 from protocol.codec import AT_CLIENT, AT_ENGINE, AT_SUBSCRIBER, Door, Frame, Received, encode, pack_token_ids
-from protocol.identifiers import ClientIndex, Incarnation, RequestId
+from protocol.identifiers import ClientIndex, Incarnation, RequestId, member_identity
 from protocol.messages import (
     PROTOCOL_VERSION,
     ClientHello,
@@ -113,7 +113,7 @@ class Member(Wire):
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, name: str, door: Door[Message]) -> None:
         self.name = name
         self.incarnation = Incarnation(f"run-of-{name}")
-        opened, self._monitor = open_member(context, address, f"{name}/{self.incarnation}".encode())
+        opened, self._monitor = open_member(context, address, member_identity(name, self.incarnation))
         self._monitor.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
         super().__init__(opened, door)
 

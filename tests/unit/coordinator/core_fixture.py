@@ -19,7 +19,7 @@ from coordinator.events import (
 )
 from coordinator.parts import Settings
 from protocol.codec import AT_COORDINATOR_FROM_CLIENT, AT_COORDINATOR_FROM_ENGINE, Frame, encode, pack_token_ids
-from protocol.identifiers import ClientIndex, Incarnation, RequestId
+from protocol.identifiers import ClientIndex, Incarnation, RequestId, member_identity
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -110,7 +110,7 @@ class FakeEngine:
 
     @property
     def identity(self) -> Identity:
-        return Identity(f"{self.name}/{self.incarnation}".encode())
+        return Identity(member_identity(self.name, self.incarnation))
 
     def say(self, message: EngineToCoordinator, *buffers: Frame) -> list[Message]:
         """Sends a message; returns what came back to this engine core."""
@@ -146,7 +146,7 @@ class FakeClient:
 
     @property
     def identity(self) -> Identity:
-        return Identity(f"{self.name}/{self.incarnation}".encode())
+        return Identity(member_identity(self.name, self.incarnation))
 
     def say(self, message: ClientToCoordinator, *buffers: Frame) -> list[Message]:
         """Sends a message; returns what came back to this API server."""
