@@ -45,7 +45,7 @@ class Metrics:
     def generation_ended(self, observer: GenerationObserver, reason: FinishReason, now_s: float) -> None:
         """It finished or failed."""
         self._num_generations.dec()
-        observer.ended(reason.name.lower(), now_s)
+        observer.ended(reason, now_s)
 
     def generation_given_up(self, observer: GenerationObserver, cause: AbortCause, now_s: float) -> None:
         """Its caller wants no more of it; with a stop string found that is a success."""

@@ -1,7 +1,6 @@
 """A checked request as the answering code needs it; each API has a function that makes one from the body."""
 
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -51,8 +50,3 @@ def generation_plan(
         include_stop_str_in_output=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
     )
-
-
-def now_s() -> int:
-    """Unix time for `created`."""
-    return int(time.time())
