@@ -27,19 +27,20 @@ def create_app(backend: GenerationBackend, metrics: HttpMetrics, config: ApiServ
     status = StatusRoutes(backend, metrics)
     chat = GenerationEndpoint(backend, plan_chat, config.max_body_bytes)
     completions = GenerationEndpoint(backend, plan_completion, config.max_body_bytes)
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", status.models),
+        Route("/v1/models/{model:path}", status.model),
+        Route("/health", status.health),
+        Route("/ready", status.ready),
+        Route("/version", status.version),
+        Route("/metrics", status.metrics),
+    ]
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/models", status.models),
-            Route("/v1/models/{model:path}", status.model),
-            Route("/health", status.health),
-            Route("/ready", status.ready),
-            Route("/version", status.version),
-            Route("/metrics", status.metrics),
-        ],
+        routes=routes,
         middleware=[
-            Middleware(RequestBorder, metrics=metrics),
+            Middleware(RequestBorder, metrics=metrics, routes=routes),
             Middleware(AuthMiddleware, keys=load_keys(config)),
         ],
         exception_handlers={
