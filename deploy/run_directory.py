@@ -4,11 +4,12 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import IO
 
-from protocol.addresses import CLIENTS, CLUSTER, ENGINES, ipc_address, make_run_directory
+from protocol.addresses import CLIENTS, CLUSTER, ENGINES, ipc_address
 from protocol.errors import AddressError
 
 _LOCK = "supervisor.lock"
@@ -69,6 +70,27 @@ class RunDirectory:
         for socket in (CLIENTS, ENGINES, CLUSTER, *(path.name for path in self.path.glob(_OUTPUTS + "*"))):
             (self.path / socket).unlink(missing_ok=True)
         shutil.rmtree(self.metrics, ignore_errors=True)
+
+
+def make_run_directory(path: Path | None) -> Path:
+    """Creates a run directory (mode 0700, ours), or checks the one given.
+
+    Raises AddressError when `path` is no directory and cannot be made one, or others than we could get at the sockets in it.
+    """
+    if path is None:
+        return Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise AddressError(f"run directory {path} is not a directory") from error
+    except OSError as error:
+        raise AddressError(f"run directory {path} cannot be made: {error.strerror}") from error
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise AddressError(f"run directory {path} belongs to user {status.st_uid}, not to {os.getuid()}")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise AddressError(f"run directory {path} is open to other users: chmod 700 it")
+    return path
 
 
 def _lock(path: Path) -> IO[str] | None:
