@@ -10,7 +10,7 @@ from api_server.chat_template import ChatTemplate
 from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
-from api_server.planned_answer import PlannedAnswer, generation_plan
+from api_server.planned_answer import PlannedAnswer, request_plan
 from api_server.sampling_options import Prompt
 from api_server.served_model import ServedModel
 from api_server.tokenizer import LONG_TEXT_CHARS
@@ -31,7 +31,7 @@ async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer
     if not token_ids:
         raise invalid("the messages give an empty prompt", "messages")
     prompt = Prompt(token_ids, model.card.defaults.max_tokens)
-    plan = generation_plan(request, model, [prompt], ID_PREFIX)
+    plan = request_plan(request, model, [prompt], ID_PREFIX)
     answer_format = ChatFormat(
         new_request_id(ID_PREFIX), int(wall_clock_s()), model.name, request.n, request.wants_usage
     )

@@ -5,7 +5,7 @@ from api_server.completion_schema import DEFAULT_MAX_TOKENS, TextOrIds, parse_co
 from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
-from api_server.planned_answer import PlannedAnswer, generation_plan
+from api_server.planned_answer import PlannedAnswer, request_plan
 from api_server.sampling_options import Prompt
 from api_server.served_model import ServedModel
 from protocol.identifiers import new_request_id
@@ -26,7 +26,7 @@ async def plan_completion(fields: Fields, backend: GenerationBackend) -> Planned
         if not prompt.token_ids:
             path = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
             raise invalid(f"{path} must not be empty", path)
-    plan = generation_plan(request, model, prompts, ID_PREFIX)
+    plan = request_plan(request, model, prompts, ID_PREFIX)
     answer_format = CompletionFormat(new_request_id(ID_PREFIX), int(wall_clock_s()), model.name, request.wants_usage)
     return PlannedAnswer(plan, answer_format, request.stream)
 

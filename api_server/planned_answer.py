@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from api_server.answer_format import AnswerFormat
+from api_server.choices import ChoicePlan, RequestPlan
 from api_server.errors import invalid
-from api_server.generation import ChoicePlan, GenerationPlan
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
 from api_server.sampling_options import Prompt, SamplingOptions, sampling_params
@@ -20,7 +20,7 @@ MAX_CHOICES = 1024
 class PlannedAnswer(msgspec.Struct, frozen=True):
     """What is to be generated, and how it is to be written down."""
 
-    plan: GenerationPlan
+    plan: RequestPlan
     format: AnswerFormat
     stream: bool
 
@@ -29,14 +29,14 @@ Planner = Callable[[Fields, GenerationBackend], Awaitable[PlannedAnswer]]
 """Checks everything before anything is submitted. Raises ApiError, and what `backend.model` raises."""
 
 
-def generation_plan(
+def request_plan(
     options: SamplingOptions, model: ServedModel, prompts: list[Prompt], request_prefix: str
-) -> GenerationPlan:
+) -> RequestPlan:
     """All choices of all prompts. Choice i of each prompt draws with seed + i. Raises ApiError."""
     if len(prompts) * options.n > MAX_CHOICES:
         raise invalid(f"prompts times n must be at most {MAX_CHOICES}", "n")
     seed = secrets.randbits(63) if options.seed is None else options.seed
-    return GenerationPlan(
+    return RequestPlan(
         model=model,
         choices=[
             ChoicePlan(prompt.token_ids, sampling_params(options, model.card, prompt, seed + i))

@@ -75,7 +75,8 @@ class RunDirectory:
 def make_run_directory(path: Path | None) -> Path:
     """Creates a run directory (mode 0700, ours), or checks the one given.
 
-    Raises AddressError when `path` is no directory and cannot be made one, or others than we could get at the sockets in it.
+    Raises AddressError when `path` is no directory and cannot be made one, or others than we could get at the sockets
+    in it.
     """
     if path is None:
         return Path(tempfile.mkdtemp(prefix=_PREFIX))
