@@ -67,8 +67,8 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="shoal",
         description="Serves open-weight language models with MLX.",
-        epilog=f"Cache: {CACHE_VARIABLE}, now {cache_directory()}. Every option is also an environment variable "
-        "(named in brackets) and a key of the TOML file that --config names.",
+        epilog=f"Cache: {CACHE_VARIABLE}, now {cache_directory()}. Every option of serve and of the roles is also an "
+        "environment variable (named in brackets) and a key of the TOML file that --config names.",
     )
     parser.add_argument("--version", action="version", version=f"shoal {importlib.metadata.version('shoal')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
