@@ -146,27 +146,30 @@ class Cluster:
         self._display = LoadDisplay()
         self._children: dict[str, Child] = {}
         """The last process of each name, dead or alive; none when its start failed."""
-        self._tasks: set[asyncio.Task[None]] = set()
         self._exit_code: int | None = None
 
     async def run(self) -> int:
         """Runs until all processes are gone; returns the exit code."""
-        notices = asyncio.create_task(self._notices.run())
         try:
-            await self._execute(self._core.start(time.monotonic()))
-            while self._exit_code is None:
-                event = await self._next_event()
-                commands = self._core.handle(event, time.monotonic())
-                if self._core.is_ending:
-                    self._listening.close()  # so that new connections are refused, not left waiting
-                await self._execute(commands)
-            return self._exit_code
+            async with asyncio.TaskGroup() as tasks:  # whichever fails ends the supervisor, and that its children
+                notices = tasks.create_task(self._notices.run(), name="coordinator notices")
+                exit_code = await self._handle_events(tasks)
+                notices.cancel()
+            return exit_code
         finally:
             for child in self._children.values():
                 child.kill()
-            notices.cancel()
-            await asyncio.gather(notices, *self._tasks, return_exceptions=True)
             self._notices.close()
+
+    async def _handle_events(self, tasks: asyncio.TaskGroup) -> int:
+        await self._execute(self._core.start(time.monotonic()), tasks)
+        while self._exit_code is None:
+            event = await self._next_event()
+            commands = self._core.handle(event, time.monotonic())
+            if self._core.is_ending:
+                self._listening.close()  # so that new connections are refused, not left waiting
+            await self._execute(commands, tasks)
+        return self._exit_code
 
     async def _next_event(self) -> Event:
         deadline_s = self._core.next_deadline_s()
@@ -176,11 +179,11 @@ class Cluster:
         except TimeoutError:
             return TimePassed()
 
-    async def _execute(self, commands: Sequence[Command]) -> None:
+    async def _execute(self, commands: Sequence[Command], tasks: asyncio.TaskGroup) -> None:
         for command in commands:
             match command:
                 case Start(name):
-                    await self._start(name)
+                    await self._start(name, tasks)
                 case Terminate(name):
                     logger.info("ending %s", name)
                     if child := self._children.get(name):
@@ -198,7 +201,7 @@ class Cluster:
                 case _:
                     assert_never(command)
 
-    async def _start(self, name: str) -> None:
+    async def _start(self, name: str, tasks: asyncio.TaskGroup) -> None:
         self._children.pop(name, None)
         try:
             child = await start_child(self._specs[name])
@@ -208,9 +211,7 @@ class Cluster:
             return
         self._children[name] = child
         logger.info("started %s (pid %d)", name, child.pid)
-        task = asyncio.create_task(self._watch(child), name=f"watch {name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.create_task(self._watch(child), name=f"watch {name}")
 
     async def _watch(self, child: Child) -> None:
         name = child.spec.name
