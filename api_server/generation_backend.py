@@ -113,5 +113,8 @@ class HttpMetrics(Protocol):
     def exposition(self) -> tuple[bytes, str]:
         """(body, content type) of GET /metrics."""
 
+    def http_in_flight_changed(self, difference: int) -> None:
+        """HTTP requests of /v1 began (+1) or ended (-1); 0 for a probe or a scrape."""
+
     def observe_http(self, route: str, status: int) -> None:
         """Counts one HTTP response. `route` is a route of ours or "other"; 499 is a caller that went away."""

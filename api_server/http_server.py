@@ -6,10 +6,9 @@ Written against uvicorn 0.34 to 0.54: `startup`, `on_tick`, `servers`, `server_s
 import asyncio
 import resource
 import socket
-from collections.abc import Callable
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from api_server.http_protocol import MAX_CONNECTIONS, BoundedHttpProtocol, ConnectionState
 
@@ -82,24 +81,6 @@ class HttpServer:
 
     def _connections(self) -> list[BoundedHttpProtocol]:
         return [each for each in self._state.connections if isinstance(each, BoundedHttpProtocol)]
-
-
-class RequestCounter:
-    """ASGI: reports how many requests of /v1 are being answered; probes and scrapes do not count."""
-
-    def __init__(self, app: ASGIApp, changed: Callable[[int], None]) -> None:
-        self._app = app
-        self._changed = changed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
-            await self._app(scope, receive, send)
-            return
-        self._changed(1)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._changed(-1)
 
 
 def raise_file_limit() -> None:

@@ -57,8 +57,8 @@ class Metrics:
         """See `generation_backend.HttpMetrics`."""
         self._http.labels(route, str(status)).inc()
 
-    def http_requests_changed(self, difference: int) -> None:
-        """HTTP requests began (+1) or ended (-1)."""
+    def http_in_flight_changed(self, difference: int) -> None:
+        """See `generation_backend.HttpMetrics`."""
         self._http_in_flight.inc(difference)
 
     def count_malformed(self) -> None:

@@ -25,6 +25,10 @@ class MetricsPage(Collector):
         self._cluster_families = cluster_families
         self._shared_directory = shared_directory
 
+    def http_in_flight_changed(self, difference: int) -> None:
+        """See HttpMetrics."""
+        self._metrics.http_in_flight_changed(difference)
+
     def observe_http(self, route: str, status: int) -> None:
         """See HttpMetrics."""
         self._metrics.observe_http(route, status)

@@ -13,7 +13,7 @@ from api_server.app import create_app
 from api_server.cluster_metrics import cluster_families
 from api_server.config import ApiServerConfig
 from api_server.engine_client import ClusterRefusedUs, EngineClient
-from api_server.http_server import HttpServer, RequestCounter, raise_file_limit
+from api_server.http_server import HttpServer, raise_file_limit
 from api_server.http_socket import bind_http_socket, inherited_http_socket, url_of
 from api_server.links import Links
 from api_server.metrics import Metrics
@@ -70,7 +70,7 @@ async def _serve(
     client = EngineClient(links, hello, config.admission_timeout_s, metrics, asyncio.get_running_loop().time)
     shared = Path(config.metrics_dir) if config.metrics_dir is not None else None
     page = MetricsPage(metrics, lambda: cluster_families(client.view, client.is_connected), shared)
-    server = HttpServer(RequestCounter(create_app(client, page, config), metrics.http_requests_changed))
+    server = HttpServer(create_app(client, page, config))
     listener = _listener(config)
     logger.info("listening on %s", url_of(listener))
     exit_code = ExitCode.DRAINED

@@ -34,6 +34,7 @@ class RequestBorder:
             return await self._app(scope, receive, send)
         request_id = _request_id(scope["headers"])
         status = CALLER_GONE_STATUS
+        in_flight = int(scope["path"].startswith("/v1/"))  # probes and scrapes do not count
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -42,6 +43,7 @@ class RequestBorder:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
+        self._metrics.http_in_flight_changed(in_flight)
         try:
             await self._app(scope, receive, send_with_id)
         except (CallerGone, ClientDisconnect):
@@ -53,6 +55,7 @@ class RequestBorder:
             error = ApiError(ErrorKind.INTERNAL, f"internal server error (request {request_id})")
             await error_response(error)(scope, receive, send_with_id)
         finally:
+            self._metrics.http_in_flight_changed(-in_flight)
             self._metrics.observe_http(self._label(scope["path"]), status)
 
     def _label(self, path: str) -> str:

@@ -95,7 +95,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
 
 
 class Drop(msgspec.Struct, frozen=True, gc=False):
-    """A message was dropped because its sender broke the protocol: count it, log it."""
+    """A message was dropped because its sender broke the protocol: say so in the log."""
 
     identity: Identity
     reason: str

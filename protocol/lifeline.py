@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a child tells its supervisor."""
 
-    state: Literal["starting", "loading", "ready", "serving", "draining"]
+    state: Literal["loading", "ready", "serving", "draining"]
     """`ready`: it can do its own work. `serving`: it is an API server and has a model to serve."""
     progress: float = 0.0
     """Share of the model loaded, 0 to 1, while loading."""

@@ -177,9 +177,15 @@ class FakeMetrics:
 
     def __init__(self) -> None:
         self.responses: list[tuple[str, int]] = []
+        self.in_flight = 0
+        self.most_in_flight = 0
 
     def exposition(self) -> tuple[bytes, str]:
         return b"# a comment", "text/plain; version=0.0.4"
+
+    def http_in_flight_changed(self, difference: int) -> None:
+        self.in_flight += difference
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
 
     def observe_http(self, route: str, status: int) -> None:
         self.responses.append((route, status))

@@ -145,6 +145,14 @@ async def test_each_response_is_counted_once() -> None:
     await server.chat(stream=True)
     chat = "/v1/chat/completions"
     assert server.metrics.responses == [("/v1/models", 200), ("other", 404), (chat, 400), (chat, 200)]
+    assert (server.metrics.in_flight, server.metrics.most_in_flight) == (0, 1)
+
+
+async def test_probes_and_scrapes_are_not_in_flight() -> None:
+    server = Server()
+    for path in ("/health", "/ready", "/metrics", "/made/up"):
+        await server.client.get(path)
+    assert server.metrics.most_in_flight == 0
 
 
 async def test_a_fault_of_ours_names_the_request_and_nothing_else() -> None:
@@ -158,4 +166,5 @@ async def test_a_fault_of_ours_names_the_request_and_nothing_else() -> None:
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "internal server error (request r1)"
     assert response.headers["x-request-id"] == "r1"
+    assert (server.metrics.in_flight, server.metrics.most_in_flight) == (0, 1)
     assert server.metrics.responses == [("/v1/models", 500)]
