@@ -81,6 +81,11 @@ class Endpoint:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EndpointError(f"{self._models_url}: {_reason(error)}") from error
+        if response.status in (401, 403):
+            variable = "the environment variable that --api-key-env names"
+            raise EndpointError(
+                f"{self._models_url}: status {response.status}: the server wants an API key, in {variable}"
+            )
         try:
             models = msgspec.json.decode(body, type=_ModelList).data
         except msgspec.MsgspecError as error:

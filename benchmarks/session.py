@@ -129,7 +129,10 @@ def _workload(config: ServeBenchConfig, calibration: Calibration | None) -> Work
     chat = config.api == "chat"
     if calibration is None:
         assert config.prompts is not None
-        return FileWorkload(parse_prompts(Path(config.prompts).read_bytes(), chat=chat))
+        try:
+            return FileWorkload(parse_prompts(Path(config.prompts).read_bytes(), chat=chat))
+        except ValueError as error:
+            raise ValueError(f"{config.prompts}: {error}") from error
     length = calibration.length(config.prompt_tokens, config.shared_prefix_tokens)
     return SyntheticWorkload(length, chat=chat, seed=config.seed)
 

@@ -172,8 +172,11 @@ def _pull(flags: Mapping[str, Any]) -> int:
     by_hand = LIFELINE_FD not in os.environ
     lifeline = Lifeline.from_environment()
     set_up_logging("pull", "info", "text")
-    from deploy.demo_model import DemoModelError
-    from deploy.models import ModelError, pull
+    try:
+        from deploy.demo_model import DemoModelError
+        from deploy.models import ModelError, pull
+    except ModuleNotFoundError as error:
+        return _lacks_engine("pull", error)
 
     try:
         folder = pull(flags["model"], cache_directory())
@@ -187,11 +190,18 @@ def _pull(flags: Mapping[str, Any]) -> int:
 
 
 def _models(_flags: Mapping[str, Any]) -> int:
-    from deploy.models import local_models
-
+    try:
+        from deploy.models import local_models
+    except ModuleNotFoundError as error:
+        return _lacks_engine("models", error)
     for name, folder, size_bytes in local_models(cache_directory()):
         print(f"{name}\t{size_bytes / 1e6:.0f} MB\t{folder}")
     return 0
+
+
+def _lacks_engine(command: str, error: ModuleNotFoundError) -> int:
+    print(f"shoal {command}: {error.name} is not installed: pip install 'shoal[engine]'", file=sys.stderr)
+    return 1
 
 
 def _doctor(flags: Mapping[str, Any]) -> int:

@@ -161,6 +161,15 @@ async def test_a_server_without_models_is_refused() -> None:
             await endpoint.first_model()
 
 
+async def test_a_missing_key_is_named_as_what_is_missing() -> None:
+    async with (
+        ScriptedServer(lambda body: good_stream(), models_status=401) as server,
+        Endpoint(options(server.url)) as endpoint,
+    ):
+        with pytest.raises(EndpointError, match=r"status 401.*--api-key-env"):
+            await endpoint.first_model()
+
+
 async def test_prompt_tokens_are_the_servers_count() -> None:
     async with ScriptedServer(lambda body: whole_answer(33)) as server, Endpoint(options(server.url)) as endpoint:
         assert await endpoint.count_prompt_tokens(BODY) == 33

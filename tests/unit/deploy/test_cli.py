@@ -61,3 +61,17 @@ def test_bench_is_handed_over(capsys: pytest.CaptureFixture[str]) -> None:
 def test_missing_model_folder_is_a_failure_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "/no/such/folder"]) == 1
     assert "no model folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["pull", "demo"], ["models"]])
+@pytest.mark.parametrize("missing", ["mlx.core", "huggingface_hub"])
+def test_what_a_runtime_without_engine_lacks_is_named(
+    command: list[str], missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("deploy.") and name != "deploy.cli"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert missing in error
+    assert "shoal[engine]" in error
