@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -92,9 +92,8 @@ class ShoalProcess:
             return int(self.metric("shoal:engine_up"))
         return 0
 
-    def wait_for(self, condition: "object", limit_s: float, message: str) -> None:
-        """Waits for the condition (a callable); fails with the log when it does not come true in time."""
-        assert callable(condition)
+    def wait_for(self, condition: Callable[[], object], limit_s: float, message: str) -> None:
+        """Waits until the condition is true; fails with the log when it does not come true in time."""
         deadline = time.monotonic() + limit_s
         while not condition():
             if self.process.poll() is not None:
