@@ -20,7 +20,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     ] = 4096
     heartbeat_timeout_s: Annotated[
         float,
-        Meta(gt=0, description="a member silent for this many seconds is taken for dead (members speak once a second)"),
+        Meta(ge=2, description="a member silent for this many seconds is taken for dead (members speak once a second)"),
     ] = 3.0
     log_level: Annotated[LogLevel, Meta(description="least severe log lines to write")] = "info"
     log_format: Annotated[LogFormat, Meta(description="log lines as text or JSON")] = "text"

@@ -34,6 +34,7 @@ def test_supervisor_does_not_load_mlx() -> None:
         (["serve", "--engines", "0"], "--engines"),
         (["engine-core", "--model", "sim:"], "--engines-address"),
         (["coordinator", "--config", "/no/such/shoal.toml"], "/no/such/shoal.toml"),
+        (["serve", "--heartbeat-timeout-s", "1"], "--heartbeat-timeout-s"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_named(
