@@ -106,7 +106,10 @@ async def _resolve(model: str, events: "asyncio.Queue[Event]") -> str | None:
     """
     if model.startswith(SIMULATED):
         return model
-    child = await start_child(pull_spec(model, os.environ))
+    try:
+        child = await start_child(pull_spec(model, os.environ))
+    except OSError as error:
+        raise StartError(f"the process that fetches the model cannot be started: {error}") from error
     folders: list[str] = []
     end = asyncio.create_task(child.wait(lambda notice: folders.append(notice.detail)))
     stop = asyncio.create_task(events.get())
