@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 from typing import Literal
@@ -22,6 +23,9 @@ from protocol.exit_codes import ExitCode
 
 LIFELINE_FD = "SHOAL_LIFELINE_FD"
 """Environment variable with the number of the inherited socket; set by the supervisor only."""
+
+NOTIFY_TIMEOUT_S = 1
+"""A supervisor that does not read (stopped, or stuck) must not stop its children: the notice is lost instead."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,6 +45,10 @@ class Lifeline:
 
     def __init__(self, connection: socket.socket | None) -> None:
         self._connection = connection
+        if connection is not None:
+            # Not settimeout, which would bound the watcher's recv as well.
+            seconds = struct.pack("@ll", NOTIFY_TIMEOUT_S, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
     @classmethod
     def from_environment(cls) -> "Lifeline":
@@ -55,7 +63,7 @@ class Lifeline:
         return cls(connection)
 
     def notify(self, notice: Notice) -> None:
-        """Tells the supervisor; a supervisor that is gone is no error (the watcher ends the process)."""
+        """Tells the supervisor. One that is gone (the watcher ends the process) or does not read is no error."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.sendall(msgspec.json.encode(notice) + b"\n")

@@ -1,10 +1,12 @@
 """The line between a child process and its supervisor, with real processes."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import msgspec
 import pytest
@@ -73,3 +75,21 @@ def test_a_supervisor_that_is_gone_is_no_error() -> None:
     ours.close()
     with theirs:
         Lifeline(theirs).notify(Notice("ready"))
+
+
+def test_a_supervisor_that_does_not_read_holds_nobody_up() -> None:
+    ours, theirs = socket.socketpair()
+    told = threading.Event()
+
+    def fill() -> None:
+        theirs.settimeout(0.0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                theirs.send(b"x" * 100)
+        theirs.settimeout(None)
+        Lifeline(theirs).notify(Notice("draining"))
+        told.set()
+
+    with ours, theirs:
+        threading.Thread(target=fill, daemon=True).start()
+        assert told.wait(PATIENCE_S)
