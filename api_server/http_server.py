@@ -15,6 +15,10 @@ from api_server.http_protocol import MAX_CONNECTIONS, BoundedHttpProtocol, Conne
 KEEP_ALIVE_TIMEOUT_S = 75
 """Above the idle time of common load balancers' upstream connections (nginx and AWS ALB: 60 s), so that it is they
 who close, and no request meets a connection that is just being closed."""
+STALL_TIMEOUT_S = 60.0
+"""A caller that has not read for so long is cut off and its generations end. Above pauses of networks and laptops."""
+DRAINING_STALL_TIMEOUT_S = 5.0
+"""The same while draining, which such a caller must not hold up."""
 FILES_BESIDE_CONNECTIONS = 256
 """File descriptors for everything else."""
 
@@ -41,6 +45,7 @@ class HttpServer:
         self._server.lifespan = config.lifespan_class(config)
         self._state = ConnectionState()
         self._server.server_state = self._state
+        self._stall_timeout_s = STALL_TIMEOUT_S
 
     async def start(self, listener: socket.socket) -> None:
         """Accepts connections from now on."""
@@ -48,11 +53,15 @@ class HttpServer:
         await self._server.startup(sockets=[listener])
 
     async def second_passed(self) -> None:
-        """To be called once a second: sets the Date header."""
+        """To be called once a second: sets the Date header, cuts off callers that do not read."""
         await self._server.on_tick(0)
+        now_s = asyncio.get_running_loop().time()
+        for connection in self._connections():
+            connection.cut_if_stalled(now_s, self._stall_timeout_s)
 
     def stop_listening(self) -> None:
         """Takes no new connections; those there are end with their present response, if they have one."""
+        self._stall_timeout_s = DRAINING_STALL_TIMEOUT_S
         for server in self._server.servers:
             server.close()
         for connection in self._connections():
