@@ -17,9 +17,10 @@ from api_server.choices import Choices
 from api_server.disconnect import cancel_on_disconnect
 from api_server.errors import RETRY_AFTER_S, ApiError, ErrorKind, encode_error, from_domain
 from api_server.generation_backend import GenerationBackend, GenerationFailed
-from api_server.json_body import read_fields
+from api_server.json_body import check_headers, split_fields
 from api_server.planned_answer import PlannedAnswer, Planner
 from api_server.sse import EventStream, event
+from api_server.uploads import Uploads
 
 logger = logging.getLogger("shoal.api_server")
 
@@ -27,16 +28,18 @@ logger = logging.getLogger("shoal.api_server")
 class GenerationEndpoint:
     """ASGI application of one route."""
 
-    def __init__(self, backend: GenerationBackend, planner: Planner, max_body_bytes: int) -> None:
+    def __init__(self, backend: GenerationBackend, planner: Planner, uploads: Uploads) -> None:
         self._backend = backend
         self._planner = planner
-        self._max_body_bytes = max_body_bytes
+        self._uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._backend.draining:
             raise ApiError(ErrorKind.DRAINING, "this server is shutting down", retry_after_s=RETRY_AFTER_S)
-        fields = await read_fields(Request(scope, receive), self._max_body_bytes)
-        planned = await self._planner(fields, self._backend)
+        request = Request(scope, receive)
+        check_headers(request.headers)
+        async with self._uploads.body(request) as body:
+            planned = await cancel_on_disconnect(receive, self._planner(split_fields(body), self._backend))
         answer = self._stream(planned, send) if planned.stream else self._whole(planned, scope, receive, send)
         await cancel_on_disconnect(receive, answer)
 

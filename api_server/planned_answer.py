@@ -1,7 +1,8 @@
 """A checked request as the answering code needs it; each API has a function that makes one from the body."""
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -25,7 +26,7 @@ class PlannedAnswer(msgspec.Struct, frozen=True):
     stream: bool
 
 
-Planner = Callable[[Fields, GenerationBackend], Awaitable[PlannedAnswer]]
+Planner = Callable[[Fields, GenerationBackend], Coroutine[Any, Any, PlannedAnswer]]
 """Checks everything before anything is submitted. Raises ApiError, and what `backend.model` raises."""
 
 

@@ -18,6 +18,7 @@ from api_server.http_socket import bind_http_socket, inherited_http_socket, url_
 from api_server.links import Links
 from api_server.metrics import Metrics
 from api_server.metrics_page import MetricsPage
+from api_server.uploads import Uploads
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import member_identity, new_incarnation
 from protocol.lifeline import Lifeline, Notice
@@ -70,7 +71,8 @@ async def _serve(
     client = EngineClient(links, hello, config.admission_timeout_s, metrics, asyncio.get_running_loop().time)
     shared = Path(config.metrics_dir) if config.metrics_dir is not None else None
     page = MetricsPage(metrics, lambda: cluster_families(client.view, client.is_connected), shared)
-    server = HttpServer(create_app(client, page, config))
+    uploads = Uploads(config.max_body_bytes)
+    server = HttpServer(create_app(client, page, uploads, config))
     listener = _listener(config)
     logger.info("listening on %s", url_of(listener))
     exit_code = ExitCode.DRAINED
@@ -78,7 +80,7 @@ async def _serve(
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(client.run(), name="engine client"),
-                tasks.create_task(_tick(client, server), name="tick"),
+                tasks.create_task(_tick(client, server, uploads), name="tick"),
             ]
             await server.start(listener)
             lifeline.notify(Notice("ready"))
@@ -103,12 +105,13 @@ async def _tell_when_serving(client: EngineClient, lifeline: Lifeline) -> None:
     lifeline.notify(Notice("serving"))
 
 
-async def _tick(client: EngineClient, server: HttpServer) -> None:
+async def _tick(client: EngineClient, server: HttpServer, uploads: Uploads) -> None:
     """The only thing that wakes an idle API server."""
     while True:
         await asyncio.sleep(1.0)
         client.second_passed()
         await server.second_passed()
+        uploads.second_passed()
 
 
 async def drain(client: EngineClient, server: HttpServer, timeout_s: float, hurried: asyncio.Event) -> None:

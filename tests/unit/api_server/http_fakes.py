@@ -21,6 +21,7 @@ from api_server.generation_backend import (
     UnknownModel,
 )
 from api_server.served_model import ServedModel
+from api_server.uploads import Uploads
 from protocol.card import GenerationDefaults, ModelCard
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
@@ -223,7 +224,8 @@ class Server:
         settings = ApiServerConfig(
             clients_address="ipc:///c", cluster_address="ipc:///s", output_address="ipc:///o", **config
         )
-        self.app = create_app(self.backend, self.metrics, settings)
+        self.uploads = Uploads(settings.max_body_bytes)
+        self.app = create_app(self.backend, self.metrics, self.uploads, settings)
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://server")
 
