@@ -28,6 +28,8 @@ logger = logging.getLogger("shoal.api_server")
 
 ERROR_EVENT_GRACE_S = 2.0
 """After the drain's deadline, for the routes to tell their callers."""
+HURRIED_GRACE_S = 0.25
+"""The same after a second signal: enough for callers who read."""
 CLOSE_TIMEOUT_S = 1.0
 
 
@@ -122,7 +124,8 @@ async def drain(client: EngineClient, server: HttpServer, timeout_s: float, hurr
     if not await _is_idle_within(server, timeout_s, hurried):
         logger.warning("ending the requests that are left")
         client.fail_all("the server is shutting down")
-        await _is_idle_within(server, ERROR_EVENT_GRACE_S, hurried)
+        if hurried.is_set() or not await _is_idle_within(server, ERROR_EVENT_GRACE_S, hurried):
+            await _is_idle_within(server, HURRIED_GRACE_S, asyncio.Event())
     await server.close(CLOSE_TIMEOUT_S)
     logger.info("drained")
 
