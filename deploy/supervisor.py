@@ -20,9 +20,18 @@ from api_server.http_socket import BindError, bind_http_socket, url_of
 from deploy.child import Child, start_child
 from deploy.config import SERVE_OPTIONS, ServeConfig
 from deploy.coordinator_notices import CoordinatorNotices
-from deploy.launch import SIMULATED, Launch, ProcessSpec, pull_spec
+from deploy.launch import SIMULATED, Launch, ProcessSpec, hub_name, pull_spec, weight_bytes
 from deploy.load_display import LoadDisplay
+from deploy.machine import (
+    OPENBLAS_ADVICE,
+    OPENBLAS_MISSING,
+    Backend,
+    lacks_openblas,
+    memory_bytes,
+    mlx_backend,
+)
 from deploy.run_directory import RunDirectory, remove_stale
+from deploy.start_checks import StartError, check_memory, check_options
 from deploy.supervised_process import Role
 from deploy.supervisor_core import (
     AnnounceFailure,
@@ -49,10 +58,6 @@ from protocol.lifeline import Notice
 logger = logging.getLogger("shoal.supervisor")
 
 
-class StartError(Exception):
-    """The cluster cannot be started; the message says why."""
-
-
 def serve(values: Mapping[str, Any]) -> int:
     """Runs a cluster with these options (those that were given); returns the exit code."""
     try:
@@ -76,11 +81,15 @@ async def _serve(values: Mapping[str, Any]) -> int:
         loop.add_signal_handler(signal_number, events.put_nowait, StopRequested())
     for stale in remove_stale():
         logger.info("removed %s, left by a supervisor that died", stale)
+    check_options(config.model, values)
     with bind_http_socket(host, port) as listening:
         model = await _resolve(config.model, events)
         if model is None:
             return 0
-        launch = Launch(model, config.engines, config.api_servers, values)
+        _check_machine(model, config.engines, values.get("kv_cache_memory_bytes"))
+        name = hub_name(config.model, Path(model))
+        options = values if name is None else {"served_model_name": name, **values}
+        launch = Launch(model, config.engines, config.api_servers, options)
         directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
         try:
             specs = launch.specs(directory, listening.fileno(), os.environ)
@@ -89,6 +98,16 @@ async def _serve(values: Mapping[str, Any]) -> int:
             return await cluster.run()
         finally:
             directory.remove()
+
+
+def _check_machine(model: str, engines: int, kv_cache_memory_bytes: int | None) -> None:
+    """Warns of what will be slow. Raises StartError for what cannot fit."""
+    if model.startswith(SIMULATED):
+        return
+    if lacks_openblas(os.environ):
+        logger.warning("OpenBLAS %s; %s", OPENBLAS_MISSING, OPENBLAS_ADVICE)
+    if mlx_backend() is not Backend.CUDA:  # whose memory is the engine core's to ask for
+        check_memory(kv_cache_memory_bytes, engines, weight_bytes(Path(model)), memory_bytes())
 
 
 def _ready_line(url: str, launch: Launch) -> str:
@@ -110,17 +129,19 @@ async def _resolve(model: str, events: "asyncio.Queue[Event]") -> str | None:
         child = await start_child(pull_spec(model, os.environ))
     except OSError as error:
         raise StartError(f"the process that fetches the model cannot be started: {error}") from error
-    folders: list[str] = []
-    end = asyncio.create_task(child.wait(lambda notice: folders.append(notice.detail)))
+    notices: list[Notice] = []
+    end = asyncio.create_task(child.wait(notices.append))
     stop = asyncio.create_task(events.get())
     await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
     child.kill()  # nothing happens when it has ended; otherwise it leaves nothing that looks finished
     await end
     if not stop.cancel():
         return None
-    if not folders:
+    if not notices:
         raise StartError(f"model {model!r} cannot be served (see above)")
-    return folders[-1]
+    if notices[-1].state == "failed":
+        raise StartError(notices[-1].detail)
+    return notices[-1].detail
 
 
 _READY_STATES = {Role.API_SERVER: "serving"}
@@ -149,6 +170,9 @@ class Cluster:
         self._display = LoadDisplay()
         self._children: dict[str, Child] = {}
         """The last process of each name, dead or alive; none when its start failed."""
+        self._reasons: dict[str, str] = {}
+        """Why the last process of a name says that it ends."""
+        self._failure: str | None = None
         self._exit_code: int | None = None
 
     async def run(self) -> int:
@@ -172,6 +196,8 @@ class Cluster:
             if self._core.is_ending:
                 self._listening.close()  # so that new connections are refused, not left waiting
             await self._execute(commands, tasks)
+        if self._failure is not None:
+            logger.error("%s", self._failure)  # again, for it stands far above by now
         return self._exit_code
 
     async def _next_event(self) -> Event:
@@ -188,7 +214,6 @@ class Cluster:
                 case Start(name):
                     await self._start(name, tasks)
                 case Terminate(name):
-                    logger.info("ending %s", name)
                     if child := self._children.get(name):
                         child.terminate()
                 case Kill(name):
@@ -206,6 +231,7 @@ class Cluster:
 
     async def _start(self, name: str, tasks: asyncio.TaskGroup) -> None:
         self._children.pop(name, None)
+        self._reasons.pop(name, None)
         try:
             child = await start_child(self._specs[name])
         except OSError as error:  # no memory or no process left: like a death, to be tried again
@@ -223,7 +249,9 @@ class Cluster:
         self._events.put_nowait(Exited(name, code))
 
     def _on_notice(self, name: str, notice: Notice) -> None:
-        self._display.update(name, notice)
+        self._display.update(name, notice, time.monotonic())
+        if notice.state == "failed":
+            self._reasons[name] = notice.detail
         if notice.state == self._ready_states[name]:
             self._events.put_nowait(Ready(name))
 
@@ -234,7 +262,9 @@ class Cluster:
             case AnnounceRestart(name, code, delay_s, failures):
                 how = describe_exit(code)
                 logger.warning("%s ended %s (%d in a row); starting it again in %.1f s", name, how, failures, delay_s)
-            case AnnounceFailure(message):
+            case AnnounceFailure(name, message):
+                reason = self._reasons.get(name)
+                self._failure = message if reason is None else f"{message}: {reason}"
                 logger.error("%s: ending all", message)
             case AnnounceOverdue(name):
                 logger.warning("%s is not gone by its deadline: killing it", name)

@@ -92,8 +92,9 @@ class AnnounceRestart(msgspec.Struct, frozen=True):
 
 
 class AnnounceFailure(msgspec.Struct, frozen=True):
-    """The cluster cannot run; everything is being ended."""
+    """The cluster cannot run because of this process; everything is being ended."""
 
+    name: str
     message: str
 
 
@@ -196,7 +197,7 @@ class Supervisor:
             return commands + self._enter_stage(now_s)
         delay_s = process.fail(now_s)
         if not process.was_ever_ready and (code == ExitCode.HOPELESS or process.failures >= FAILURES_BEFORE_READY):
-            commands.append(AnnounceFailure(_hopeless(process, code)))
+            commands.append(AnnounceFailure(process.name, _hopeless(process, code)))
             return commands + self._end(1, now_s)
         commands.append(AnnounceRestart(process.name, code, delay_s, process.failures))
         return commands + self._start_due(now_s)
@@ -267,7 +268,7 @@ class Supervisor:
 
 def _hopeless(process: SupervisedProcess, code: int) -> str:
     if code == ExitCode.HOPELESS:
-        return f"{process.name} cannot start (see its last lines above)"
+        return f"{process.name} cannot start"
     return f"{process.name} died {process.failures} times before it was ready, the last time {describe_exit(code)}"
 
 

@@ -33,8 +33,9 @@ _PR_SET_PDEATHSIG = 1
 class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a child tells its supervisor."""
 
-    state: Literal["loading", "ready", "serving", "draining"]
-    """`ready`: it can do its own work. `serving`: it is an API server and has a model to serve."""
+    state: Literal["loading", "ready", "serving", "draining", "failed"]
+    """`ready`: it can do its own work. `serving`: it is an API server and has a model to serve. `failed`: it is about
+    to end, `detail` says why."""
     progress: float = 0.0
     """Share of the model loaded, 0 to 1, while loading."""
     detail: str = ""
