@@ -6,6 +6,7 @@ only: on ipc the kernel reports a dead peer at once, and an idle cluster should 
 """
 
 import enum
+import socket as stdlib_socket
 from typing import NamedTuple, TypeVar
 
 import zmq
@@ -13,11 +14,13 @@ import zmq.utils.monitor
 
 from protocol.addresses import check_address
 from protocol.errors import AddressError
+from protocol.heartbeats import HEARTBEAT_S, SILENCE_S
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest frame accepted; model cards are the largest (a packed tokenizer of 35 MB has about 7)."""
-HEARTBEAT_INTERVAL_MS = 1_000
-HEARTBEAT_TIMEOUT_MS = 3_000
+_IPC = "ipc://"
+HEARTBEAT_INTERVAL_MS = round(HEARTBEAT_S * 1_000)
+HEARTBEAT_TIMEOUT_MS = round(SILENCE_S * 1_000)
 
 
 class SocketKind(enum.Enum):
@@ -75,6 +78,8 @@ def open_socket(context: "zmq.Context[S]", kind: SocketKind, address: str) -> tu
     """
     check_address(address)
     profile = _PROFILES[kind]
+    if profile.binds and _is_taken(address):
+        raise AddressError(f"address {address!r} is in use: another process listens there")
     socket = context.socket(profile.socket_type)
     _configure(socket, profile, address)
     try:
@@ -109,6 +114,27 @@ def open_member(context: "zmq.Context[S]", address: str, identity: bytes) -> tup
         socket.close(0)
         raise _unusable(address, error) from error
     return socket, monitor
+
+
+def _is_taken(address: str) -> bool:
+    """Whether somebody listens at an ipc address.
+
+    libzmq removes whatever file is there before it binds, and so would silently take the place of one that is alive.
+    A file that a dead process left refuses the connection.
+    """
+    if not address.startswith(_IPC):
+        return False
+    with stdlib_socket.socket(stdlib_socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # a full queue of connections raises BlockingIOError: somebody is there
+        try:
+            probe.connect(address.removeprefix(_IPC))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # no socket, no permission: binding will say so
+    return True
 
 
 def _unusable(address: str, error: zmq.ZMQError) -> AddressError:
