@@ -64,6 +64,33 @@ def test_only_directories_of_dead_supervisors_are_stale(tmp_path: Path, monkeypa
     alive.remove()
 
 
+def test_a_stale_directory_that_cannot_be_emptied_yet_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dead = tmp_path / "shoal-dead"
+    (dead / "metrics").mkdir(parents=True)
+    (dead / "clients").touch()
+    (dead / "supervisor.lock").touch()
+    with monkeypatch.context() as late:
+        late.setattr("shutil.rmtree", lambda path, ignore_errors: None)  # a process still writes its metrics there
+        assert remove_stale() == []
+    assert (dead / "supervisor.lock").exists()
+    assert remove_stale() == [dead]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_given_directory_that_a_killed_supervisor_made_is_removed_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    killed = RunDirectory(path)
+    (path / "clients").touch()
+    killed._lock.close()  # as the kernel does
+    second = RunDirectory(path)
+    assert not (path / "clients").exists()
+    second.remove()
+    assert not path.exists()
+
+
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
