@@ -25,7 +25,7 @@ MANY_MESSAGES = 100
 async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer:
     """Raises ApiError, TemplateRefused, UnknownModel, NoModel."""
     request = parse_chat(fields)
-    model = backend.model(request.model)
+    model = await backend.model(request.model)
     text = await _render(request, model)
     token_ids = await model.tokenizer.encode_async(text, add_special_tokens=False)
     if not token_ids:

@@ -17,7 +17,7 @@ ID_PREFIX = "cmpl"
 async def plan_completion(fields: Fields, backend: GenerationBackend) -> PlannedAnswer:
     """Raises ApiError, UnknownModel, NoModel."""
     request = parse_completion(fields)
-    model = backend.model(request.model)
+    model = await backend.model(request.model)
     prompts = [
         Prompt(await _token_ids(prompt, model, request.add_special_tokens), DEFAULT_MAX_TOKENS)
         for prompt in split_prompts(request.prompt, model.card.vocab_size)

@@ -42,7 +42,7 @@ class UnknownModel(Exception):
 
 
 class NoModel(Exception):
-    """No model is served yet."""
+    """No model is served yet, or it is not known which are."""
 
 
 class Rejected(Exception):
@@ -83,11 +83,15 @@ class GenerationBackend(Protocol):
     def draining(self) -> bool:
         """Whether this API server is shutting down and takes no new work."""
 
-    def model(self, name: str | None) -> ServedModel:
-        """The model of this name; None names the only one. Raises UnknownModel, or NoModel while none is served."""
+    async def model(self, name: str | None) -> ServedModel:
+        """The model of this name; None names the only one.
 
-    def models(self) -> list[ServedModel]:
-        """All models served now."""
+        Waits, for a bounded time, while it is not known whether it is served. Raises UnknownModel, or NoModel while
+        none is served or none is known.
+        """
+
+    async def models(self) -> list[ServedModel]:
+        """All models served now; waits and raises NoModel as `model`."""
 
     async def submit(
         self,

@@ -137,7 +137,7 @@ class FakeBackend:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def model(self, name: str | None) -> ServedModel:
+    async def model(self, name: str | None) -> ServedModel:
         if not self._models:
             raise NoModel("no model is served yet")
         if name is None:
@@ -146,7 +146,7 @@ class FakeBackend:
             raise UnknownModel(f"the model {name[:100]!r} does not exist")
         return self._models[name]
 
-    def models(self) -> list[ServedModel]:
+    async def models(self) -> list[ServedModel]:
         return list(self._models.values())
 
     async def submit(
