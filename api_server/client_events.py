@@ -86,6 +86,7 @@ ClientEvent = (
     | Rejected
     | EngineLost
     | Refused
+    | Heartbeat
     | EngineCoreOutputs
 )
 

@@ -5,6 +5,7 @@ import enum
 import msgspec
 
 from api_server.client_events import Send
+from protocol.heartbeats import SILENCE_S
 from protocol.identifiers import ClientIndex
 from protocol.messages import Abort, ClientHello, ClientWelcome, EngineRun, RequestKey
 
@@ -28,12 +29,22 @@ class CoordinatorLink:
         """`hello` is what this process says of itself; its client index follows what a coordinator gives."""
         self._hello = hello
         self.state = LinkState.DOWN
+        self._heard_s = float("-inf")
         self._pending_aborts: dict[RequestKey, None] = {}
 
     @property
     def is_welcomed(self) -> bool:
         """Whether the coordinator takes what we send."""
         return self.state is LinkState.WELCOMED
+
+    def heard(self, now_s: float) -> None:
+        """The coordinator has said something."""
+        self._heard_s = now_s
+
+    def is_answering(self, now_s: float) -> bool:
+        """Whether the coordinator takes what we send, and has lately said something. A process that is stopped keeps
+        its connections, so that the connection alone tells nothing."""
+        return self.is_welcomed and now_s < self._heard_s + SILENCE_S
 
     @property
     def client_index(self) -> ClientIndex:

@@ -1,6 +1,5 @@
 """What API servers (and the supervisor) say, and what becomes of it."""
 
-from collections.abc import Iterable
 from typing import assert_never
 
 import msgspec
@@ -68,6 +67,8 @@ class ClientLink:
         now_s: float,
     ) -> None:
         match message:
+            case EngineCoreRequest() if 0 <= message.client_index == client.former_index:
+                pass  # on its way when we took it back: our Welcome makes it come again, under the new index
             case EngineCoreRequest():
                 _check(client, message, received)
                 self._dispatcher.submit(Submission(client, message, received.frames), now_s)
@@ -77,7 +78,7 @@ class ClientLink:
                 expected = self._engine_link.expects_card(message.card_hash)
                 self._cards.ask(client.identity, message.card_hash, expected)
             case Heartbeat():
-                pass  # being heard was all it wanted
+                self._outbox.to_client(client.identity, Heartbeat())
             case _:
                 assert_never(message)
 
@@ -86,7 +87,8 @@ class ClientLink:
         client = self._clients.find(identity)
         if client is None:
             return
-        self._clients.leave(client, self._dispatcher.client_gone(client), may_return)
+        self._dispatcher.client_gone(client)
+        self._clients.leave(client, may_return)
         self._liveness.forget(identity)
         self._cards.forget_client(identity)
         self._engine_link.send_clients()
@@ -96,7 +98,9 @@ class ClientLink:
     def settled(self) -> None:
         """The settling time is over: tells of the engine cores that have not come back."""
         for client in self._clients:
-            self._tell_lost(client, self._not_live(client.hello.engines))
+            self._tell_lost(
+                client, [run for run in client.hello.engines if self._engines.of_run(run.incarnation) is None]
+            )
 
     def _exited(self, name: str, pid: int) -> None:
         client = self._clients.named(name)
@@ -112,33 +116,28 @@ class ClientLink:
             self._outbox.to_client(identity, Refused(refusal))
             self._outbox.add(Note(f"API server {hello.name} refused: {refusal}"))
             return
-        lost_runs = self._runs_lost_by(identity, hello)
-        if self._clients.find(identity) is None:
+        was_live = self._clients.find(identity) is not None
+        if not was_live:
             self._displace(hello.name)
-        client = self._clients.join(identity, hello)
+        client = self._clients.join(identity, hello, may_claim=self._settling.is_active)
         self._clients.forget_lost(hello.name)
         self._welcome(client)
-        self._tell_lost(client, lost_runs)
+        if client.index == hello.client_index:  # otherwise it knows that it has lost everything
+            self._tell_lost(client, [run for run in hello.engines if not self._goes_on(run, client, was_live)])
         self._liveness.heard(identity, now_s)
         self._publisher.membership_changed()
         self._note(client, f"said Hello, pid {hello.pid}")
         self._dispatcher.retry_waiting(now_s)
 
-    def _runs_lost_by(self, identity: Identity, hello: ClientHello) -> list[EngineRun]:
-        """The engine cores that have lost the requests of the API server that says Hello."""
-        lost = self._clients.lost(identity)
-        if lost is not None:
-            return [*lost.engines, *hello.engines]
-        if self._settling.is_active:
-            return []
-        if self._clients.find(identity) is not None:
-            return self._not_live(hello.engines)
-        return hello.engines  # it comes after the settling time: its requests were dropped as a dead one's
+    def _goes_on(self, run: EngineRun, client: ClientMember, was_live: bool) -> bool:
+        """Whether what an engine core does for the API server that says Hello can still reach it. `was_live`: we know
+        it and have not cut it off; otherwise an earlier coordinator may have."""
+        engine = self._engines.of_run(run.incarnation)
+        if engine is None:
+            return self._settling.is_active
+        return not engine.was_given_up and (was_live or client.index in engine.hello.clients)
 
-    def _not_live(self, runs: Iterable[EngineRun]) -> list[EngineRun]:
-        return [run for run in runs if not self._engines.has_run(run.incarnation)]
-
-    def _tell_lost(self, client: ClientMember, runs: Iterable[EngineRun]) -> None:
+    def _tell_lost(self, client: ClientMember, runs: list[EngineRun]) -> None:
         for run in dict.fromkeys(runs):
             reason = "the engine core or its requests were lost during a reconnect"
             lost = EngineLost(run.engine_index, run.incarnation, reason)
@@ -153,7 +152,7 @@ class ClientLink:
     def _taken_back(self, identity: Identity, now_s: float) -> ClientMember | None:
         lost = self._clients.lost(identity)
         if lost is not None:
-            self._greeted(identity, msgspec.structs.replace(lost.member.hello, engines=[]), now_s)
+            self._greeted(identity, msgspec.structs.replace(lost.hello, engines=[]), now_s)
         return self._clients.find(identity)
 
     def _welcome(self, client: ClientMember) -> None:

@@ -16,7 +16,7 @@ from coordinator.routing import Refusal, choose
 from coordinator.settling import Settling
 from coordinator.waiting_room import Submission, WaitingRoom
 from protocol.identifiers import ClientIndex, EngineIndex
-from protocol.messages import Abort, Accepted, EngineHello, EngineRun, Rejected, RejectReason, RequestKey
+from protocol.messages import Abort, Accepted, EngineHello, Rejected, RejectReason, RequestKey
 
 MAX_EARLY_ABORTS = 16_384
 """Aborts kept, while settling, of requests that no engine core has told of yet; at the limit the oldest goes."""
@@ -161,19 +161,14 @@ class Dispatcher:
             self._table.remove(routed)
         return [routed.key for routed in lost]
 
-    def client_gone(self, client: ClientMember) -> list[EngineRun]:
-        """Forgets the requests of a lost API server; returns the engine cores that had some."""
+    def client_gone(self, client: ClientMember) -> None:
+        """Forgets the requests of a lost API server."""
         self._waiting.remove_client(client.identity)
-        return self._forget_client(client.index)
+        self._forget_client(client.index)
 
-    def _forget_client(self, client_index: ClientIndex) -> list[EngineRun]:
-        runs: dict[EngineRun, None] = {}
+    def _forget_client(self, client_index: ClientIndex) -> None:
         for routed in self._table.of_client(client_index):
             self._remove(routed)
-            engine = self._engines.find(routed.engine)
-            if engine is not None:
-                runs[EngineRun(engine.index, engine.hello.incarnation)] = None
-        return list(runs)
 
     # --- requests that an engine core lists in its Hello ---
 

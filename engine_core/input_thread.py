@@ -12,7 +12,6 @@ from typing import assert_never
 import zmq
 
 from engine_core.coordinator_link import (
-    HEARTBEAT_S,
     CoordinatorLink,
     DropMalformed,
     EngineIdentity,
@@ -28,6 +27,8 @@ from engine_core.output_thread import OutputEvent
 from engine_core.status_board import StatusBoard
 from protocol.codec import AT_ENGINE, encode
 from protocol.errors import ProtocolError
+from protocol.heartbeats import HEARTBEAT_S
+from protocol.identifiers import member_identity
 from protocol.lifeline import Lifeline, Notice
 from protocol.malformed import MalformedCounter
 from protocol.sockets import SocketKind, connection_event, open_member, open_socket
@@ -61,7 +62,9 @@ class InputThread:
         self._bell, _ = open_socket(context, SocketKind.INPROC_IN, _DOORBELL)
         self._bell_rope, _ = open_socket(context, SocketKind.INPROC_OUT, _DOORBELL)
         self.board = StatusBoard(self._ring)
-        self._member, self._monitor = open_member(context, address, f"{identity.name}/{identity.incarnation}".encode())
+        self._member, self._monitor = open_member(
+            context, address, member_identity(identity.name, identity.incarnation)
+        )
         self._poller = zmq.Poller()
         for socket in (self._member, self._monitor, self._bell):
             self._poller.register(socket, zmq.POLLIN)

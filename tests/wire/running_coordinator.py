@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -171,7 +172,8 @@ class WireClient(Member):
         """Like `expect`, with heartbeats meanwhile."""
         for _ in range(PATIENCE_MS // HEARTBEAT_MS):
             self.send(Heartbeat())
-            if self.socket.poll(HEARTBEAT_MS):
+            next_heartbeat_s = time.monotonic() + HEARTBEAT_MS / 1_000
+            while self.socket.poll(max(0.0, (next_heartbeat_s - time.monotonic()) * 1_000)):
                 message = self.receive().message
                 if isinstance(message, kind):
                     return message

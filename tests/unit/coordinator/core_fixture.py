@@ -1,5 +1,7 @@
 """A coordinator's core with invariants checked after every event, and members to talk to it."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from coordinator.cluster import ClusterState
@@ -117,10 +119,18 @@ class FakeEngine:
         self.core.handle(FromEngine(self.identity, AT_COORDINATOR_FROM_ENGINE.decode(encode(message, *buffers))))
         return self.core.sent_to(self.identity)
 
-    def hello(self, *requests: tuple[RequestKey, ClientIndex, int], version: int = PROTOCOL_VERSION) -> list[Message]:
-        return self.say(
-            EngineHello(version, self.name, self.incarnation, self.pid, self.model, requests=list(requests))
+    def hello(
+        self,
+        *requests: tuple[RequestKey, ClientIndex, int],
+        version: int = PROTOCOL_VERSION,
+        clients: Iterable[int] = (),
+    ) -> list[Message]:
+        """`clients` besides those of the requests."""
+        kept = sorted({ClientIndex(index) for index in clients} | {client for _, client, _ in requests})
+        hello = EngineHello(
+            version, self.name, self.incarnation, self.pid, self.model, requests=list(requests), clients=kept
         )
+        return self.say(hello)
 
     def report(
         self, load: Load | None = None, adds_received: int = 0, finished: list[RequestKey] | None = None

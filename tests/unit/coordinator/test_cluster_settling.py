@@ -189,8 +189,31 @@ def test_an_api_server_that_comes_too_late_learns_that_its_streams_were_cut(core
     core.wait(TIMEOUT_S - 0.5)
     engine.report()
     core.wait(1.0)
+    (welcome,) = client.hello(EngineRun(EngineIndex(0), engine.incarnation), index=42)
+    assert isinstance(welcome, ClientWelcome) and welcome.client_index != 42
+
+
+def test_an_engine_core_that_has_only_outputs_left_for_an_api_server_does_not_cut_it_off(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    assert [type(message) for message in engine.hello(clients=[42])] == [EngineWelcome], "Clients would cut the stream"
     answer = client.hello(EngineRun(EngineIndex(0), engine.incarnation), index=42)
-    assert [type(message) for message in answer] == [ClientWelcome, EngineLost]
+    assert [type(message) for message in answer] == [ClientWelcome]
+    assert client.index == 42
+
+
+@pytest.mark.parametrize("engine_first", [True, False])
+def test_an_api_server_that_the_last_coordinator_had_given_up_learns_of_it(core: Core, engine_first: bool) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    run = EngineRun(EngineIndex(0), engine.incarnation)
+    if engine_first:
+        engine.hello(clients=[41])
+    answer = client.hello(run, index=42)
+    if not engine_first:
+        assert [type(message) for message in answer] == [ClientWelcome]
+        engine.hello(clients=[41])
+        answer = core.sent_to(client.identity)
+    (lost,) = [message for message in answer if isinstance(message, EngineLost)]
+    assert lost.incarnation == engine.incarnation
 
 
 def test_an_engine_core_keeps_the_index_that_an_earlier_coordinator_gave(core: Core) -> None:

@@ -5,7 +5,6 @@ from typing import TypeVar
 import pytest
 
 from engine_core.coordinator_link import (
-    HEARTBEAT_S,
     CoordinatorLink,
     DropMalformed,
     EngineIdentity,
@@ -26,6 +25,7 @@ from engine_core.events import (
     RequestsAborted,
 )
 from protocol.codec import AT_ENGINE, encode, pack_token_ids
+from protocol.heartbeats import HEARTBEAT_S
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.messages import (
     PROTOCOL_VERSION,
