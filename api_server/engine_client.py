@@ -121,8 +121,8 @@ class EngineClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a coordinator has welcomed us and is there."""
-        return self._core.is_welcomed
+        """Whether a coordinator has welcomed us, is there and answers."""
+        return self._core.is_cluster_answering(self._clock())
 
     async def model(self, name: str | None) -> ServedModel:
         """See GenerationBackend."""
