@@ -20,6 +20,7 @@ from api_server.metrics import Metrics
 from api_server.metrics_page import MetricsPage
 from api_server.uploads import Uploads
 from protocol.exit_codes import ExitCode
+from protocol.heartbeats import HEARTBEAT_S
 from protocol.identifiers import member_identity, new_incarnation
 from protocol.lifeline import Lifeline, Notice
 from protocol.messages import PROTOCOL_VERSION, ClientHello
@@ -110,7 +111,7 @@ async def _tell_when_serving(client: EngineClient, lifeline: Lifeline) -> None:
 async def _tick(client: EngineClient, server: HttpServer, uploads: Uploads) -> None:
     """The only thing that wakes an idle API server."""
     while True:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(HEARTBEAT_S)
         client.second_passed()
         await server.second_passed()
         uploads.second_passed()

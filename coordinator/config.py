@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from protocol.heartbeats import HEARTBEAT_S, SILENCE_S
 from protocol.logs import LogFormat, LogLevel
 
 
@@ -20,7 +21,10 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     ] = 4096
     heartbeat_timeout_s: Annotated[
         float,
-        Meta(ge=2, description="a member silent for this many seconds is taken for dead (members speak once a second)"),
-    ] = 3.0
+        Meta(
+            ge=2 * HEARTBEAT_S,
+            description="a member silent for this many seconds is taken for dead (members speak once a second)",
+        ),
+    ] = SILENCE_S
     log_level: Annotated[LogLevel, Meta(description="least severe log lines to write")] = "info"
     log_format: Annotated[LogFormat, Meta(description="log lines as text or JSON")] = "text"
