@@ -50,7 +50,8 @@ def run_bench(args: argparse.Namespace) -> int:
     try:
         config = read_options(args, ServeBenchConfig)
         parse_extra_body(config.extra_body)
-    except ValueError as error:
+        _check_files(config)
+    except (ValueError, OSError) as error:
         return _give_up(str(error))
     try:
         return _serve(config)
@@ -74,11 +75,25 @@ def _serve(config: ServeBenchConfig) -> int:
     _allow_open_files()
     try:
         measurement = uvloop.run(measure(config, lambda line: progress.print(line, style="dim", markup=False)))
-        _write_files(config, measurement)
     except (EndpointError, ValueError, OSError) as error:
         return _give_up(str(error))
     print_report(measurement.report, Console())
+    try:
+        _write_files(config, measurement)
+    except OSError as error:
+        return _give_up(str(error))
     return REQUESTS_FAILED if measurement.report.failed and not config.allow_errors else 0
+
+
+def _check_files(config: ServeBenchConfig) -> None:
+    """Opens the files that will be written, so that no measurement is lost. Raises OSError, which names the file."""
+    for name in (config.json, config.records):
+        if name is not None:
+            was_there = Path(name).exists()
+            with Path(name).open("ab"):
+                pass
+            if not was_there:
+                Path(name).unlink()
 
 
 def _write_files(config: ServeBenchConfig, measurement: "Measurement") -> None:
