@@ -19,7 +19,7 @@ from protocol.errors import AddressError
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex, new_incarnation
 from protocol.lifeline import Lifeline, Notice
-from protocol.malformed import MalformedCounter
+from protocol.malformed import MalformedLog
 from protocol.sockets import SocketKind, open_socket
 
 logger = logging.getLogger("shoal.coordinator")
@@ -39,13 +39,13 @@ def run(config: CoordinatorConfig, lifeline: Lifeline) -> int:
     except AddressError as error:
         logger.error("cannot start: %s", error)
         return ExitCode.HOPELESS
-    logger.info("coordinator ends")
+    logger.info("ends")
     return ExitCode.DRAINED
 
 
 def _serve(config: CoordinatorConfig, lifeline: Lifeline) -> None:
     with _stop_on_signals() as stop, _open_sockets(config, stop) as sockets:
-        logger.info("coordinator listens at %s, %s, %s", *_addresses(sockets))
+        logger.info("listens at %s, %s, %s", *_addresses(sockets))
         lifeline.notify(Notice("ready"))
         make_loop(config, sockets).run()
         lifeline.notify(Notice("draining"))
@@ -60,7 +60,7 @@ def make_loop(config: CoordinatorConfig, sockets: Sockets) -> CoordinatorLoop:
         heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
     state = ClusterState(settings, time.monotonic())
-    return CoordinatorLoop(sockets, state, MalformedCounter(time.monotonic), time.monotonic)
+    return CoordinatorLoop(sockets, state, MalformedLog(time.monotonic), time.monotonic)
 
 
 @contextlib.contextmanager

@@ -209,10 +209,12 @@ class Cluster:
             return TimePassed()
 
     async def _execute(self, commands: Sequence[Command], tasks: asyncio.TaskGroup) -> None:
+        started: list[str] = []
         for command in commands:
             match command:
                 case Start(name):
-                    await self._start(name, tasks)
+                    if child := await self._start(name, tasks):
+                        started.append(f"{name} (pid {child.pid})")
                 case Terminate(name):
                     if child := self._children.get(name):
                         child.terminate()
@@ -228,8 +230,10 @@ class Cluster:
                     self._announce(command)
                 case _:
                     assert_never(command)
+        if started:
+            logger.info("started %s", ", ".join(started))
 
-    async def _start(self, name: str, tasks: asyncio.TaskGroup) -> None:
+    async def _start(self, name: str, tasks: asyncio.TaskGroup) -> Child | None:
         self._children.pop(name, None)
         self._reasons.pop(name, None)
         try:
@@ -237,10 +241,10 @@ class Cluster:
         except OSError as error:  # no memory or no process left: like a death, to be tried again
             logger.error("%s cannot be started: %s", name, error)
             self._events.put_nowait(Exited(name, 1))
-            return
+            return None
         self._children[name] = child
-        logger.info("started %s (pid %d)", name, child.pid)
         tasks.create_task(self._watch(child), name=f"watch {name}")
+        return child
 
     async def _watch(self, child: Child) -> None:
         name = child.spec.name
