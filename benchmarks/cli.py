@@ -51,8 +51,10 @@ def run_bench(args: argparse.Namespace) -> int:
         config = read_options(args, ServeBenchConfig)
         parse_extra_body(config.extra_body)
         _check_files(config)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         return _give_up(str(error))
+    except OSError as error:
+        return _give_up(f"{error.filename} cannot be written: {error.strerror}")
     try:
         return _serve(config)
     except KeyboardInterrupt:
@@ -81,7 +83,7 @@ def _serve(config: ServeBenchConfig) -> int:
     try:
         _write_files(config, measurement)
     except OSError as error:
-        return _give_up(str(error))
+        return _give_up(f"{error.filename} cannot be written: {error.strerror}")
     return REQUESTS_FAILED if measurement.report.failed and not config.allow_errors else 0
 
 
