@@ -11,6 +11,7 @@ from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
 from api_server.planned_answer import PlannedAnswer, request_plan
+from api_server.prompt_encoding import encode_prompt
 from api_server.sampling_options import Prompt
 from api_server.served_model import ServedModel
 from api_server.tokenizer import LONG_TEXT_CHARS
@@ -27,7 +28,7 @@ async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer
     request = parse_chat(fields)
     model = await backend.model(request.model)
     text = await _render(request, model)
-    token_ids = await model.tokenizer.encode_async(text, add_special_tokens=False)
+    token_ids = await encode_prompt(model, text, add_special_tokens=False)
     if not token_ids:
         raise invalid("the messages give an empty prompt", "messages")
     prompt = Prompt(token_ids, model.card.defaults.max_tokens)

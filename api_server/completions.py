@@ -6,6 +6,7 @@ from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
 from api_server.planned_answer import PlannedAnswer, request_plan
+from api_server.prompt_encoding import encode_prompt
 from api_server.sampling_options import Prompt
 from api_server.served_model import ServedModel
 from protocol.identifiers import new_request_id
@@ -34,4 +35,4 @@ async def plan_completion(fields: Fields, backend: GenerationBackend) -> Planned
 async def _token_ids(prompt: TextOrIds, model: ServedModel, add_special_tokens: bool) -> list[int]:
     if not isinstance(prompt, str):
         return prompt
-    return await model.tokenizer.encode_async(prompt, add_special_tokens and model.card.adds_special_tokens)
+    return await encode_prompt(model, prompt, add_special_tokens and model.card.adds_special_tokens)
