@@ -40,7 +40,7 @@ from protocol.card import unpack_card
 from protocol.codec import Frame, pack_token_ids
 from protocol.errors import ProtocolError
 from protocol.identifiers import RequestId, new_request_id
-from protocol.malformed import MalformedCounter
+from protocol.malformed import MalformedLog
 from protocol.messages import (
     Card,
     CardUnknown,
@@ -98,7 +98,7 @@ class EngineClient:
         self.has_model = asyncio.Event()
         """Set once a model could be served."""
         self._clock = clock
-        self._malformed = MalformedCounter(clock)
+        self._malformed = MalformedLog(clock)
         self.view = ClusterView()
         self._cards = CardStore()
         self._knowledge = Knowledge(admission_timeout_s)
