@@ -171,9 +171,14 @@ def _with_folder(run: Callable[[EngineCoreConfig, Lifeline], int], config: Engin
         return run(config, lifeline)
     if lacks_openblas(os.environ):
         logger.warning("OpenBLAS %s; %s", OPENBLAS_MISSING, OPENBLAS_ADVICE)
-    from deploy.demo_model import DemoModelError
     from deploy.launch import hub_name
-    from deploy.models import ModelError, pull
+
+    try:
+        from deploy.demo_model import DemoModelError
+        from deploy.models import ModelError, pull
+    except ModuleNotFoundError as error:
+        _lacks_engine("engine-core", error)
+        return EXIT_USAGE
 
     try:
         folder = pull(config.model, cache_directory())
