@@ -114,28 +114,30 @@ class ClientLink:
         refusal = reason_to_refuse(hello, others, MAX_CLIENTS)
         if refusal is not None:
             self._outbox.to_client(identity, Refused(refusal))
-            self._outbox.add(Note(f"API server {hello.name} refused: {refusal}"))
+            self._outbox.add(Note(f"an API server is refused: {refusal}"))
             return
-        was_live = self._clients.find(identity) is not None
-        if not was_live:
+        if self._clients.find(identity) is None:
             self._displace(hello.name)
-        client = self._clients.join(identity, hello, may_claim=self._settling.is_active)
+        client = self._clients.join(identity, hello, self._may_claim(hello))
         self._clients.forget_lost(hello.name)
         self._welcome(client)
         if client.index == hello.client_index:  # otherwise it knows that it has lost everything
-            self._tell_lost(client, [run for run in hello.engines if not self._goes_on(run, client, was_live)])
+            self._tell_lost(client, [run for run in hello.engines if not self._goes_on(run)])
         self._liveness.heard(identity, now_s)
         self._publisher.membership_changed()
         self._note(client, f"said Hello, pid {hello.pid}")
         self._dispatcher.retry_waiting(now_s)
 
-    def _goes_on(self, run: EngineRun, client: ClientMember, was_live: bool) -> bool:
-        """Whether what an engine core does for the API server that says Hello can still reach it. `was_live`: we know
-        it and have not cut it off; otherwise an earlier coordinator may have."""
+    def _may_claim(self, hello: ClientHello) -> bool:
+        """Whether its streams may be whole: an earlier coordinator may have given it up, which engine cores know."""
+        engines = [self._engines.of_run(run.incarnation) for run in hello.engines]
+        is_cut_off = any(engine is not None and hello.client_index not in engine.hello.clients for engine in engines)
+        return self._settling.is_active and not is_cut_off
+
+    def _goes_on(self, run: EngineRun) -> bool:
+        """Whether what an engine core has for an API server that says Hello can still reach it."""
         engine = self._engines.of_run(run.incarnation)
-        if engine is None:
-            return self._settling.is_active
-        return not engine.was_given_up and (was_live or client.index in engine.hello.clients)
+        return self._settling.is_active if engine is None else not engine.was_given_up
 
     def _tell_lost(self, client: ClientMember, runs: list[EngineRun]) -> None:
         for run in dict.fromkeys(runs):

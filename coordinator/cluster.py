@@ -17,7 +17,7 @@ cores that API servers ask for are not called lost.
 for everybody else. When it is heard again after all, it is taken back in: an engine core is told to abort what it
 had; an API server gets another client index, by which it knows that all that it had is lost, whatever became of it
 meanwhile. An API server that an earlier coordinator had given up comes with its old index: engine cores say in their
-Hello whose streams they have kept, and it is told EngineLost for those that have cut it off.
+Hello whose streams they have kept, so that it gets another index then too, or, when it comes before them, EngineLost.
 """
 
 import math

@@ -92,7 +92,7 @@ class EngineLink:
         refusal = reason_to_refuse(hello, others, MAX_ENGINES)
         if refusal is not None:
             self._outbox.to_engine(identity, Refused(refusal))
-            self._outbox.add(Note(f"engine core {hello.name} refused: {refusal}"))
+            self._outbox.add(Note(f"an engine core is refused: {refusal}"))
             return
         known = self._engines.find(identity)
         if known is not None:

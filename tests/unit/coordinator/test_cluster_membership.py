@@ -88,6 +88,22 @@ def test_another_protocol_version_is_refused_naming_both(core: Core, kind: type[
     assert f"version {PROTOCOL_VERSION}:" in refused.reason
 
 
+@pytest.mark.parametrize("name", ["", "x" * 65, "engine-0\n2026-01-01 forged", "\x1b[2J", "tab\t"])
+@pytest.mark.parametrize("kind", [FakeEngine, FakeClient])
+def test_a_name_that_cannot_be_printed_is_refused_and_stays_out_of_the_log(
+    core: Core, kind: type[FakeEngine | FakeClient], name: str
+) -> None:
+    (refused,) = kind(core, name).hello()
+    assert isinstance(refused, Refused) and "printable characters" in refused.reason
+    notes = [command.text for command in core.commands if isinstance(command, Note)]
+    assert notes and all(note.isprintable() and len(note) < 400 for note in notes)
+
+
+def test_a_model_name_that_cannot_be_printed_is_refused(core: Core) -> None:
+    (refused,) = FakeEngine(core, model="small\n").hello()
+    assert isinstance(refused, Refused) and refused.reason.isprintable()
+
+
 def test_members_beyond_the_limit_are_refused(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.engine_link.MAX_ENGINES", 1)
     monkeypatch.setattr("coordinator.client_link.MAX_CLIENTS", 1)
