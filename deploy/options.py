@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
-from deploy.option_words import choices_of, wanted
+from protocol.option_words import choices_of, wanted
 
 PREFIX = "SHOAL_"
 
