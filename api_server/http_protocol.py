@@ -77,6 +77,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
 
+    def end(self) -> None:
+        """Closes the connection; what is being answered ends as if the caller had left."""
+        if self._open_cycles():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
     def cut_if_stalled(self, now_s: float, timeout_s: float) -> None:
         """To be called once a second: aborts the connection when its caller has not read for so long."""
         num_unread = self.transport.get_write_buffer_size()

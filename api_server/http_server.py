@@ -74,10 +74,8 @@ class HttpServer:
 
     async def close(self, timeout_s: float) -> None:
         """Ends what still runs and closes all connections; cuts off who has not read the rest by then."""
-        for task in self._state.tasks:
-            task.cancel()
         for connection in self._connections():
-            connection.transport.close()
+            connection.end()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.idle()
@@ -85,6 +83,8 @@ class HttpServer:
                     self._state.emptied.clear()
                     await self._state.emptied.wait()
         except TimeoutError:
+            for task in self._state.tasks:
+                task.cancel()
             for connection in self._connections():
                 connection.transport.abort()
 

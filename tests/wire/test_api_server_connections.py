@@ -100,3 +100,22 @@ def test_a_caller_that_only_ends_its_sending_gets_what_is_no_generation(method: 
         await server.close(1.0)
 
     on_service_loop(test)
+
+
+def test_closing_ends_a_stream_that_is_stuck_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        app = EndlessStream()
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = HttpServer(app)
+        await server.start(listener)
+        _, writer = await asyncio.open_connection(*listener.getsockname(), limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until_stuck(app)
+        server.stop_listening()
+        await server.close(1.0)
+        assert app.gone.is_set()
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+
+    on_service_loop(test)
+    assert not caplog.records
