@@ -31,7 +31,7 @@ OPEN_FILES = 8192
 
 def add_bench_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds `bench` with its own subcommands to the `shoal` command."""
-    bench = subparsers.add_parser("bench", help="measure a server")
+    bench = subparsers.add_parser("bench", help="measure a server (bench serve)")
     _add_serve_parser(bench.add_subparsers(dest="bench_command", required=True))
 
 

@@ -99,7 +99,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
 
         add_bench_parser(commands)
     else:
-        commands.add_parser("bench", help="load generator and micro-benches", add_help=False)
+        commands.add_parser("bench", help="measure a server (bench serve)", add_help=False)
 
 
 # --- configuration -------------------------------------------------------------------------------------------
