@@ -93,6 +93,8 @@ async def _serve(
             await drain(client, server, config.drain_timeout_s, shutdown.hurried)
             for task in background:
                 task.cancel()
+            if shutdown.hurried.is_set():
+                exit_code = ExitCode.FORCED
     except* ClusterRefusedUs as refusals:
         logger.error("the coordinator refused this API server: %s", refusals.exceptions)
         exit_code = ExitCode.HOPELESS

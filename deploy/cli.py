@@ -75,7 +75,9 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
         prog="shoal",
         description="Serves open-weight language models with MLX.",
         epilog=f"Cache: {CACHE_VARIABLE}, now {cache_directory()}. Each option of serve and of the roles is also an "
-        "environment variable and a key of the TOML file that --config names: see shoal serve --help.",
+        "environment variable and a key of the TOML file that --config names: see shoal serve --help. serve and the "
+        "roles end with 0 when SIGTERM drained them, 1 after a failure, 2 when a restart would not help, 3 when they "
+        "were ended by force (a second signal, or a process that had to be killed).",
     )
     parser.add_argument("--version", action="version", version=f"shoal {importlib.metadata.version('shoal')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

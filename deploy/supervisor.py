@@ -265,7 +265,9 @@ class Cluster:
                 print(self._ready_line, flush=True)
             case AnnounceRestart(name, code, delay_s, failures):
                 how = describe_exit(code)
-                logger.warning("%s ended %s (%d in a row); starting it again in %.1f s", name, how, failures, delay_s)
+                logger.warning(
+                    "%s ended %s (failures in a row: %d); starting it again in %.1f s", name, how, failures, delay_s
+                )
             case AnnounceFailure(name, message):
                 reason = self._reasons.get(name)
                 self._failure = message if reason is None else f"{message}: {reason}"

@@ -6,9 +6,12 @@ Events come in through `Supervisor.handle`, commands come out; `next_deadline_s`
 code 2 (wrong configuration, refused, model cannot be loaded), or dies 5 times, will not get better by itself: all
 is ended with exit code 1, so that whatever runs the supervisor sees the failure. Ending goes by stages: API servers
 drain first, for their streams need the engine cores; then the engine cores; the coordinator last. What is not gone
-by its stage's deadline is killed; a second request to stop kills everything.
+by its stage's deadline is killed; a second request to stop kills everything. Then, or when a process fails while it is
+ending, the exit code is 3. A process that had served and exits with code 0 was asked to, by hand: it is started again
+at once, and that is no failure.
 """
 
+import signal
 from collections.abc import Iterable
 
 import msgspec
@@ -194,8 +197,10 @@ class Supervisor:
             commands.append(TellCoordinator(process.name))
         if self.is_ending:
             process.move(ProcessState.GONE)
+            if code not in (0, -signal.SIGTERM):  # the latter: before it could serve at all
+                self._exit_code = self._exit_code or ExitCode.FORCED
             return commands + self._enter_stage(now_s)
-        delay_s = process.fail(now_s)
+        delay_s = process.end(code, now_s)
         if not process.was_ever_ready and (code == ExitCode.HOPELESS or process.failures >= FAILURES_BEFORE_READY):
             commands.append(AnnounceFailure(process.name, _hopeless(process, code)))
             return commands + self._end(1, now_s)

@@ -51,7 +51,7 @@ class ShutdownWatch:
             logger.warning("second signal: ending at once")
         except TimeoutError:
             logger.error("not drained %.1f s after the signal: ending", self._limit_s)
-        os._exit(ExitCode.FAULT)
+        os._exit(ExitCode.FORCED)
 
 
 def start_thread(name: str, work: Callable[[], None]) -> threading.Thread:

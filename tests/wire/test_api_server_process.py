@@ -215,7 +215,7 @@ async def test_a_second_signal_ends_it_at_once_but_not_without_a_word(server: Ap
         server.process.send_signal(signal.SIGTERM)
         assert (await server.notice()).state == "draining"
         server.process.send_signal(signal.SIGTERM)
-        assert await server.ended(5.0) == 0
+        assert await server.ended(5.0) == 3
         assert "shutting down" in (await asyncio.wait_for(streaming, LIMIT_S))[-1]
     assert "Traceback" not in server.log
 
