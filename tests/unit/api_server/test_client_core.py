@@ -220,6 +220,17 @@ def test_what_was_addressed_to_the_old_index_is_dropped_and_the_new_one_counts_f
     assert driver.outputs(EngineCoreOutput(other, 0, 0, [9])) == [Deliver(other, [9])]
 
 
+def test_under_a_new_index_a_loss_is_noticed_from_0_on(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    for position in range(5):
+        driver.output(position, [7])
+    driver.welcome(index=4)
+    driver.submit()
+    driver.accept()
+    assert driver.outputs(lost=1)[0] == Fail(R, "outputs of the engine core were lost", True)
+
+
 def test_a_coordinator_that_says_nothing_does_not_answer(driver: Driver) -> None:
     assert driver.core.is_cluster_answering(driver.now_s)
     driver.now_s += SILENCE_S - 0.1

@@ -128,6 +128,7 @@ def test_hello_is_said_on_each_connection_and_restates_everything(bench: Bench) 
     second = bench.connect()
     assert second.requests == [(key("b"), ClientIndex(0), 2)]
     assert second.engine_index == 5
+    assert second.clients == [ClientIndex(0)], "whose streams it has not cut"
     assert (second.load.running, second.load.waiting) == (1, 7)
 
 
