@@ -20,18 +20,10 @@ from api_server.http_socket import BindError, bind_http_socket, url_of
 from deploy.child import Child, start_child
 from deploy.config import SERVE_OPTIONS, ServeConfig
 from deploy.coordinator_notices import CoordinatorNotices
-from deploy.launch import SIMULATED, Launch, ProcessSpec, hub_name, pull_spec, weight_bytes
+from deploy.launch import SIMULATED, Launch, ProcessSpec, hub_name, pull_spec
 from deploy.load_display import LoadDisplay
-from deploy.machine import (
-    OPENBLAS_ADVICE,
-    OPENBLAS_MISSING,
-    Backend,
-    lacks_openblas,
-    memory_bytes,
-    mlx_backend,
-)
 from deploy.run_directory import RunDirectory, remove_stale
-from deploy.start_checks import StartError, check_memory, check_options
+from deploy.start_checks import StartError, check_machine, check_options
 from deploy.supervised_process import Role
 from deploy.supervisor_core import (
     AnnounceFailure,
@@ -86,7 +78,7 @@ async def _serve(values: Mapping[str, Any]) -> int:
         model = await _resolve(config.model, events)
         if model is None:
             return 0
-        _check_machine(model, config.engines, values.get("kv_cache_memory_bytes"))
+        check_machine(model, config.engines, values.get("kv_cache_memory_bytes"))
         name = hub_name(config.model, Path(model))
         options = values if name is None else {"served_model_name": name, **values}
         launch = Launch(model, config.engines, config.api_servers, options)
@@ -98,16 +90,6 @@ async def _serve(values: Mapping[str, Any]) -> int:
             return await cluster.run()
         finally:
             directory.remove()
-
-
-def _check_machine(model: str, engines: int, kv_cache_memory_bytes: int | None) -> None:
-    """Warns of what will be slow. Raises StartError for what cannot fit."""
-    if model.startswith(SIMULATED):
-        return
-    if lacks_openblas(os.environ):
-        logger.warning("OpenBLAS %s; %s", OPENBLAS_MISSING, OPENBLAS_ADVICE)
-    if mlx_backend() is not Backend.CUDA:  # whose memory is the engine core's to ask for
-        check_memory(kv_cache_memory_bytes, engines, weight_bytes(Path(model)), memory_bytes())
 
 
 def _ready_line(url: str, launch: Launch) -> str:

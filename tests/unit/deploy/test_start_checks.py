@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.start_checks import StartError, check_memory, check_options
+from deploy.start_checks import StartError, check_machine, check_memory, check_options
 
 
 def test_good_options_pass(tmp_path: Path) -> None:
@@ -35,3 +35,14 @@ def test_kv_caches_must_fit_beside_the_weights() -> None:
     check_memory(400, 2, 100, 1000)
     with pytest.raises(StartError, match="--kv-cache-memory-bytes 401"):
         check_memory(401, 2, 100, 1000)
+
+
+def test_missing_openblas_is_one_line_with_advice_and_nothing_to_a_simulated_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("deploy.start_checks.lacks_openblas", lambda environment: True)
+    check_machine("sim:", 1, None)
+    assert caplog.messages == []
+    check_machine(str(tmp_path), 1, None)
+    (line,) = caplog.messages
+    assert "apt-get install libopenblas0-pthread" in line
