@@ -5,7 +5,7 @@ from typing import Protocol
 import msgspec
 
 from api_server.choice_text import Finish
-from api_server.generation import ChoiceDelta
+from api_server.choices import ChoiceDelta
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -18,28 +18,32 @@ from api_server.generation_backend import GenerationBackend, HttpMetrics
 from api_server.generation_endpoint import GenerationEndpoint
 from api_server.request_border import RequestBorder
 from api_server.status_routes import StatusRoutes
+from api_server.uploads import Uploads
 
 _HTTP_KINDS = {404: ErrorKind.NO_ROUTE, 405: ErrorKind.WRONG_METHOD}
 
 
-def create_app(backend: GenerationBackend, metrics: HttpMetrics, config: ApiServerConfig) -> Starlette:
+def create_app(
+    backend: GenerationBackend, metrics: HttpMetrics, uploads: Uploads, config: ApiServerConfig
+) -> Starlette:
     """The application of one API server. Raises auth.BadKeys, or OSError for a key file that cannot be read."""
     status = StatusRoutes(backend, metrics)
-    chat = GenerationEndpoint(backend, plan_chat, config.max_body_bytes)
-    completions = GenerationEndpoint(backend, plan_completion, config.max_body_bytes)
+    chat = GenerationEndpoint(backend, plan_chat, uploads)
+    completions = GenerationEndpoint(backend, plan_completion, uploads)
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", status.models),
+        Route("/v1/models/{model:path}", status.model),
+        Route("/health", status.health),
+        Route("/ready", status.ready),
+        Route("/version", status.version),
+        Route("/metrics", status.metrics),
+    ]
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/models", status.models),
-            Route("/v1/models/{model:path}", status.model),
-            Route("/health", status.health),
-            Route("/ready", status.ready),
-            Route("/version", status.version),
-            Route("/metrics", status.metrics),
-        ],
+        routes=routes,
         middleware=[
-            Middleware(RequestBorder, metrics=metrics),
+            Middleware(RequestBorder, metrics=metrics, routes=routes),
             Middleware(AuthMiddleware, keys=load_keys(config)),
         ],
         exception_handlers={

@@ -18,11 +18,16 @@ class _Card:
         self.ask_at_s = now_s
         self.last_needed_s = now_s
         self.is_building = False
+        self.is_damaged = False
         self.model: ServedModel | None = None
 
     @property
     def is_missing(self) -> bool:
         return self.model is None and not self.is_building
+
+    @property
+    def is_settled(self) -> bool:
+        return self.model is not None or self.is_damaged
 
 
 class CardStore:
@@ -79,11 +84,20 @@ class CardStore:
         card = self._cards.get(card_hash)
         if card is not None:
             card.is_building = False
+            card.is_damaged = True
             card.ask_at_s = now_s + DAMAGED_AGAIN_S
 
     def has_any(self, hashes: set[str]) -> bool:
         """Whether there is a model of one of these cards."""
         return any(card.model is not None for card_hash, card in self._cards.items() if card_hash in hashes)
+
+    def are_settled(self, hashes: set[str]) -> bool:
+        """Whether each of these cards has become a model, or has turned out to be none; no other is on its way."""
+        return all(card_hash in self._cards and self._cards[card_hash].is_settled for card_hash in hashes)
+
+    def has_named(self, name: str | None) -> bool:
+        """Whether there is a model of this name; never for None, which means the only one."""
+        return any(card.model is not None and card.model.name == name for card in self._cards.values())
 
     def models(self) -> list[ServedModel]:
         """One model per name, by name: of several cards the one needed last, then the newest files."""

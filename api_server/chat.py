@@ -10,11 +10,13 @@ from api_server.chat_template import ChatTemplate
 from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
-from api_server.planned_answer import PlannedAnswer, generation_plan, now_s
+from api_server.planned_answer import PlannedAnswer, request_plan
+from api_server.prompt_encoding import encode_prompt
 from api_server.sampling_options import Prompt
 from api_server.served_model import ServedModel
 from api_server.tokenizer import LONG_TEXT_CHARS
 from protocol.identifiers import new_request_id
+from protocol.messages import wall_clock_s
 
 ID_PREFIX = "chatcmpl"
 MANY_MESSAGES = 100
@@ -24,14 +26,16 @@ MANY_MESSAGES = 100
 async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer:
     """Raises ApiError, TemplateRefused, UnknownModel, NoModel."""
     request = parse_chat(fields)
-    model = backend.model(request.model)
+    model = await backend.model(request.model)
     text = await _render(request, model)
-    token_ids = await model.tokenizer.encode_async(text, add_special_tokens=False)
+    token_ids = await encode_prompt(model, text, add_special_tokens=False)
     if not token_ids:
         raise invalid("the messages give an empty prompt", "messages")
     prompt = Prompt(token_ids, model.card.defaults.max_tokens)
-    plan = generation_plan(request, model, [prompt], ID_PREFIX)
-    answer_format = ChatFormat(new_request_id(ID_PREFIX), now_s(), model.name, request.n, request.wants_usage)
+    plan = request_plan(request, model, [prompt], ID_PREFIX)
+    answer_format = ChatFormat(
+        new_request_id(ID_PREFIX), int(wall_clock_s()), model.name, request.n, request.wants_usage
+    )
     return PlannedAnswer(plan, answer_format, request.stream)
 
 

@@ -6,7 +6,10 @@ answer. Whatever happens, each generation gets exactly one terminal command: Ref
 with a finish reason.
 
 - Exactly once: output positions count up from 0. What is there already is dropped; a gap is loss. Every engine
-  core numbers its messages to us, so that a lost message is noticed even when nothing follows it.
+  core numbers its messages to us, so that a lost message is noticed by the next one, whatever that is about.
+- Given up: a coordinator that had given us up (we were stopped for a while) has made engine cores drop what they
+  had for us. It says so by another client index: all that was accepted under the old one ends with an error, also
+  what an engine core has finished or died with meanwhile, and what still arrives under the old one is dropped.
 - A coordinator's death: what it has not answered is sent again, as the same attempt, to the next one. When that
   one chooses another engine core, its answer is what counts; positions make the change invisible.
 - An engine core's death ends what it had (`_lose`; this is the place where a resume would begin).
@@ -34,7 +37,7 @@ from api_server.client_events import (
     Submit,
 )
 from api_server.coordinator_link import CoordinatorLink, LinkState
-from api_server.live_generation import Engine, GenerationState, LiveGeneration
+from api_server.live_generation import GenerationState, LiveGeneration
 from api_server.output_sequences import OutputSequences
 from api_server.stray_outputs import StrayOutputs
 from api_server.unacknowledged import Unacknowledged
@@ -43,9 +46,11 @@ from protocol.messages import (
     Accepted,
     ClientHello,
     ClientWelcome,
+    CoordinatorToClient,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineLost,
+    EngineRun,
     FinishReason,
     Heartbeat,
     Refused,
@@ -75,6 +80,10 @@ class ClientCore:
         """Whether a coordinator takes what we send."""
         return self._link.is_welcomed
 
+    def is_cluster_answering(self, now_s: float) -> bool:
+        """Whether a coordinator takes what we send and has lately said something."""
+        return self._link.is_answering(now_s)
+
     @property
     def num_generations(self) -> int:
         """Generations that have not ended."""
@@ -82,6 +91,8 @@ class ClientCore:
 
     def handle(self, event: ClientEvent, now_s: float) -> list[Command]:
         """Takes one event in and says what to do. `now_s` is any clock that only goes forward."""
+        if isinstance(event, CoordinatorToClient):
+            self._link.heard(now_s)
         match event:
             case EngineCoreOutputs():
                 return self._on_outputs(event, now_s)
@@ -109,6 +120,8 @@ class ClientCore:
                 return self._on_second_passed()
             case FailAll(message):
                 return self._on_fail_all(message, now_s)
+            case Heartbeat():
+                return []  # being heard was all it wanted
             case Refused(reason=text):
                 return [Leave(text)]
         assert_never(event)
@@ -136,7 +149,7 @@ class ClientCore:
             return self._abort_stray(accepted.key, now_s)
         if accepted.key.attempt != generation.attempt or generation.state is GenerationState.WAITING:
             return []  # while it waits, an answer is one of a connection that is gone; it will be asked again
-        generation.engine = (accepted.engine_index, accepted.engine_incarnation)
+        generation.engine = EngineRun(accepted.engine_index, accepted.engine_incarnation)
         if not generation.is_acknowledged:
             self._unacknowledged.remove(generation)
             generation.move(GenerationState.STREAMING if generation.num_received else GenerationState.ACCEPTED)
@@ -177,18 +190,23 @@ class ClientCore:
 
     def _on_outputs(self, message: EngineCoreOutputs, now_s: float) -> list[Command]:
         commands: list[Command] = []
+        if message.client_index != self._link.client_index:
+            return []
         if self._sequences.skips(message.incarnation, message.sequence):
             for generation in self._generations_of(message.incarnation):
                 commands += self._lose(generation, "outputs of the engine core were lost", now_s)
+        engine = EngineRun(message.engine_index, message.incarnation)
         for output in message.outputs:
-            commands += self._on_output((message.engine_index, message.incarnation), output, now_s)
+            commands += self._on_output(engine, output, now_s)
         return commands
 
-    def _on_output(self, engine: Engine, output: EngineCoreOutput, now_s: float) -> list[Command]:
+    def _on_output(self, engine: EngineRun, output: EngineCoreOutput, now_s: float) -> list[Command]:
         generation = self._live.get(output.request_id)
         if generation is None:
             return self._abort_stray(output.key, now_s)
-        if output.attempt != generation.attempt or generation.incarnation not in (None, engine[1]):
+        if output.attempt != generation.attempt:
+            return []
+        if generation.is_acknowledged and generation.incarnation != engine.incarnation:
             return []
         known = generation.num_received - output.position
         if known < 0 or output.position < 0:
@@ -224,7 +242,6 @@ class ClientCore:
         return [*(Forget(generation.submit.request_id) for generation in abandoned), *self._abort(abandoned)]
 
     def _on_engine_lost(self, incarnation: Incarnation, reason: str, now_s: float) -> list[Command]:
-        self._sequences.forget(incarnation)
         commands: list[Command] = []
         for generation in self._generations_of(incarnation):
             commands += self._lose(generation, f"the engine core was lost: {reason}", now_s)
@@ -284,6 +301,7 @@ class ClientCore:
         commands: list[Command] = [*self._link.take_pending_aborts()]
         if index_changed:
             # Engine cores address our outputs by the index: what runs under the old one no longer reaches us.
+            self._sequences.start_anew()
             for generation in [generation for generation in self._live.values() if generation.is_acknowledged]:
                 commands += self._lose(generation, "the cluster no longer knew this API server", now_s)
         return commands + [self._send(generation) for generation in self._unacknowledged]

@@ -87,6 +87,7 @@ ClientEvent = (
     | Rejected
     | EngineLost
     | Refused
+    | Heartbeat
     | EngineCoreOutputs
 )
 

@@ -5,7 +5,7 @@ from msgspec import UNSET, UnsetType
 
 from api_server.answer_format import Usage, WholeChoice
 from api_server.choice_text import FinishWord
-from api_server.generation import ChoiceDelta
+from api_server.choices import ChoiceDelta
 from api_server.sse import DONE, event
 
 

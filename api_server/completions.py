@@ -5,10 +5,12 @@ from api_server.completion_schema import DEFAULT_MAX_TOKENS, TextOrIds, parse_co
 from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
-from api_server.planned_answer import PlannedAnswer, generation_plan, now_s
+from api_server.planned_answer import PlannedAnswer, request_plan
+from api_server.prompt_encoding import encode_prompt
 from api_server.sampling_options import Prompt
 from api_server.served_model import ServedModel
 from protocol.identifiers import new_request_id
+from protocol.messages import wall_clock_s
 
 ID_PREFIX = "cmpl"
 
@@ -16,7 +18,7 @@ ID_PREFIX = "cmpl"
 async def plan_completion(fields: Fields, backend: GenerationBackend) -> PlannedAnswer:
     """Raises ApiError, UnknownModel, NoModel."""
     request = parse_completion(fields)
-    model = backend.model(request.model)
+    model = await backend.model(request.model)
     prompts = [
         Prompt(await _token_ids(prompt, model, request.add_special_tokens), DEFAULT_MAX_TOKENS)
         for prompt in split_prompts(request.prompt, model.card.vocab_size)
@@ -25,12 +27,12 @@ async def plan_completion(fields: Fields, backend: GenerationBackend) -> Planned
         if not prompt.token_ids:
             path = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
             raise invalid(f"{path} must not be empty", path)
-    plan = generation_plan(request, model, prompts, ID_PREFIX)
-    answer_format = CompletionFormat(new_request_id(ID_PREFIX), now_s(), model.name, request.wants_usage)
+    plan = request_plan(request, model, prompts, ID_PREFIX)
+    answer_format = CompletionFormat(new_request_id(ID_PREFIX), int(wall_clock_s()), model.name, request.wants_usage)
     return PlannedAnswer(plan, answer_format, request.stream)
 
 
 async def _token_ids(prompt: TextOrIds, model: ServedModel, add_special_tokens: bool) -> list[int]:
     if not isinstance(prompt, str):
         return prompt
-    return await model.tokenizer.encode_async(prompt, add_special_tokens and model.card.adds_special_tokens)
+    return await encode_prompt(model, prompt, add_special_tokens and model.card.adds_special_tokens)

@@ -5,9 +5,9 @@ import enum
 import msgspec
 
 from api_server.client_events import Send
-from api_server.live_generation import Engine
+from protocol.heartbeats import SILENCE_S
 from protocol.identifiers import ClientIndex
-from protocol.messages import Abort, ClientHello, ClientWelcome, RequestKey
+from protocol.messages import Abort, ClientHello, ClientWelcome, EngineRun, RequestKey
 
 MAX_PENDING_ABORTS = 16_384
 """Aborts kept while there is no coordinator; beyond, the oldest is dropped (stray outputs bring it up again)."""
@@ -29,6 +29,7 @@ class CoordinatorLink:
         """`hello` is what this process says of itself; its client index follows what a coordinator gives."""
         self._hello = hello
         self.state = LinkState.DOWN
+        self._heard_s = float("-inf")
         self._pending_aborts: dict[RequestKey, None] = {}
 
     @property
@@ -36,12 +37,21 @@ class CoordinatorLink:
         """Whether the coordinator takes what we send."""
         return self.state is LinkState.WELCOMED
 
+    def heard(self, now_s: float) -> None:
+        """The coordinator has said something."""
+        self._heard_s = now_s
+
+    def is_answering(self, now_s: float) -> bool:
+        """Whether the coordinator takes what we send, and has lately said something. A process that is stopped keeps
+        its connections, so that the connection alone tells nothing."""
+        return self.is_welcomed and now_s < self._heard_s + SILENCE_S
+
     @property
     def client_index(self) -> ClientIndex:
         """What the coordinator knows us by; -1 before the first welcome."""
         return self._hello.client_index
 
-    def greet(self, engines: list[Engine]) -> Send:
+    def greet(self, engines: list[EngineRun]) -> Send:
         """There is a new connection. `engines` have unfinished requests of ours."""
         self.state = LinkState.GREETING
         return Send(msgspec.structs.replace(self._hello, engines=engines))

@@ -32,6 +32,7 @@ from api_server.collector import TokenCollector
 from api_server.generation_backend import AbortCause, Collector, GenerationFailed, Rejected
 from api_server.generation_metrics import GenerationObserver
 from api_server.heap import return_free_memory
+from api_server.knowledge import Knowledge
 from api_server.links import Incoming, Links
 from api_server.metrics import Metrics
 from api_server.served_model import ServedModel
@@ -39,7 +40,7 @@ from protocol.card import unpack_card
 from protocol.codec import Frame, pack_token_ids
 from protocol.errors import ProtocolError
 from protocol.identifiers import RequestId, new_request_id
-from protocol.malformed import MalformedCounter
+from protocol.malformed import MalformedLog
 from protocol.messages import (
     Card,
     CardUnknown,
@@ -97,9 +98,11 @@ class EngineClient:
         self.has_model = asyncio.Event()
         """Set once a model could be served."""
         self._clock = clock
-        self._malformed = MalformedCounter(clock)
+        self._malformed = MalformedLog(clock)
         self.view = ClusterView()
         self._cards = CardStore()
+        self._knowledge = Knowledge(admission_timeout_s)
+        self._was_welcomed = False
         self._generations: dict[RequestId, _Generation] = {}
         self._draining = False
         self._builds: asyncio.TaskGroup | None = None
@@ -118,15 +121,17 @@ class EngineClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a coordinator has welcomed us and is there."""
-        return self._core.is_welcomed
+        """Whether a coordinator has welcomed us, is there and answers."""
+        return self._core.is_cluster_answering(self._clock())
 
-    def model(self, name: str | None) -> ServedModel:
+    async def model(self, name: str | None) -> ServedModel:
         """See GenerationBackend."""
+        await self._knowledge.until(lambda: self._knows_models or self._cards.has_named(name))
         return self._cards.model(name)
 
-    def models(self) -> list[ServedModel]:
+    async def models(self) -> list[ServedModel]:
         """See GenerationBackend."""
+        await self._knowledge.until(lambda: self._knows_models)
         return self._cards.models()
 
     async def submit(
@@ -185,6 +190,7 @@ class EngineClient:
     def start_draining(self) -> None:
         """No longer ready."""
         self._draining = True
+        self._knowledge.changed()
 
     def fail_all(self, message: str) -> None:
         """Ends every generation with this error."""
@@ -204,6 +210,7 @@ class EngineClient:
             case CardUnknown(card_hash):
                 self._cards.unknown(card_hash, self._clock())
             case ClientWelcome():
+                self._was_welcomed = True
                 self._handle(message)
                 self._cards.coordinator_changed(self._clock())
                 self._look_after_cards()
@@ -225,12 +232,19 @@ class EngineClient:
 
     # --- model cards ------------------------------------------------------------------------------------------
 
+    @property
+    def _knows_models(self) -> bool:
+        """Whether no more is to be waited for. What was known stays so while the coordinator is away."""
+        heard = self._was_welcomed and not self.view.wants_snapshot
+        return self._draining or (heard and self._cards.are_settled(self.view.card_hashes()))
+
     def _look_after_cards(self) -> None:
         now_s = self._clock()
         self._cards.needed(self.view.card_hashes(), now_s)
         if self._core.is_welcomed:
             for card_hash in self._cards.to_ask_for(now_s):
                 self._links.send(GetCard(card_hash))  # one that cannot be sent is asked for again
+        self._knowledge.changed()
 
     def _take_card(self, card_hash: str, buffers: Sequence[Frame]) -> None:
         if len(buffers) != 1:
@@ -249,6 +263,7 @@ class EngineClient:
             self._cards.finish(card_hash, model)
             logger.info("model %s can be served (card %.12s)", model.name, card_hash)
             self.has_model.set()
+        self._knowledge.changed()
 
     # --- the client core --------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class ErrorKind(enum.Enum):
     NO_ROUTE = _Row(404, "invalid_request_error", "unknown_url")
     NO_SUCH_MODEL = _Row(404, "invalid_request_error", "model_not_found")
     WRONG_METHOD = _Row(405, "invalid_request_error", "method_not_allowed")
+    TOO_SLOW = _Row(408, "invalid_request_error", "request_timeout")
     TOO_LARGE = _Row(413, "invalid_request_error", "request_too_large")
     MEDIA_TYPE = _Row(415, "invalid_request_error", "unsupported_media_type")
     OVERLOADED = _Row(429, "rate_limit_error", "overloaded")
@@ -87,7 +88,7 @@ def error_response(error: ApiError, headers: dict[str, str] | None = None) -> Re
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.kind is ErrorKind.NO_KEY:
         headers["www-authenticate"] = "Bearer"
-    if error.kind is ErrorKind.DRAINING:
+    if error.kind in (ErrorKind.DRAINING, ErrorKind.TOO_SLOW):
         headers["connection"] = "close"
     return Response(encode_error(error), error.kind.value.status, headers, media_type="application/json")
 

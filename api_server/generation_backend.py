@@ -42,7 +42,7 @@ class UnknownModel(Exception):
 
 
 class NoModel(Exception):
-    """No model is served yet."""
+    """No model is served yet, or it is not known which are."""
 
 
 class Rejected(Exception):
@@ -83,11 +83,15 @@ class GenerationBackend(Protocol):
     def draining(self) -> bool:
         """Whether this API server is shutting down and takes no new work."""
 
-    def model(self, name: str | None) -> ServedModel:
-        """The model of this name; None names the only one. Raises UnknownModel, or NoModel while none is served."""
+    async def model(self, name: str | None) -> ServedModel:
+        """The model of this name; None names the only one.
 
-    def models(self) -> list[ServedModel]:
-        """All models served now."""
+        Waits, for a bounded time, while it is not known whether it is served. Raises UnknownModel, or NoModel while
+        none is served or none is known.
+        """
+
+    async def models(self) -> list[ServedModel]:
+        """All models served now; waits and raises NoModel as `model`."""
 
     async def submit(
         self,
@@ -111,8 +115,11 @@ class GenerationBackend(Protocol):
 class HttpMetrics(Protocol):
     """What the HTTP side reports, and the page of all metrics."""
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type) of GET /metrics for a request with this Accept header."""
+    def exposition(self) -> tuple[bytes, str]:
+        """(body, content type) of GET /metrics."""
+
+    def http_in_flight_changed(self, difference: int) -> None:
+        """HTTP requests of /v1 began (+1) or ended (-1); 0 for a probe or a scrape."""
 
     def observe_http(self, route: str, status: int) -> None:
         """Counts one HTTP response. `route` is a route of ours or "other"; 499 is a caller that went away."""

@@ -13,13 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from api_server.answer_format import Usage, WholeChoice, make_usage
 from api_server.choice_text import Finish
+from api_server.choices import Choices
 from api_server.disconnect import cancel_on_disconnect
 from api_server.errors import RETRY_AFTER_S, ApiError, ErrorKind, encode_error, from_domain
-from api_server.generation import Generation
 from api_server.generation_backend import GenerationBackend, GenerationFailed
-from api_server.json_body import read_fields
+from api_server.json_body import check_headers, split_fields
 from api_server.planned_answer import PlannedAnswer, Planner
 from api_server.sse import EventStream, event
+from api_server.uploads import Uploads
 
 logger = logging.getLogger("shoal.api_server")
 
@@ -27,31 +28,33 @@ logger = logging.getLogger("shoal.api_server")
 class GenerationEndpoint:
     """ASGI application of one route."""
 
-    def __init__(self, backend: GenerationBackend, planner: Planner, max_body_bytes: int) -> None:
+    def __init__(self, backend: GenerationBackend, planner: Planner, uploads: Uploads) -> None:
         self._backend = backend
         self._planner = planner
-        self._max_body_bytes = max_body_bytes
+        self._uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._backend.draining:
             raise ApiError(ErrorKind.DRAINING, "this server is shutting down", retry_after_s=RETRY_AFTER_S)
-        fields = await read_fields(Request(scope, receive), self._max_body_bytes)
-        planned = await self._planner(fields, self._backend)
+        request = Request(scope, receive)
+        check_headers(request.headers)
+        async with self._uploads.body(request) as body:
+            planned = await cancel_on_disconnect(receive, self._planner(split_fields(body), self._backend))
         answer = self._stream(planned, send) if planned.stream else self._whole(planned, scope, receive, send)
         await cancel_on_disconnect(receive, answer)
 
     async def _whole(self, planned: PlannedAnswer, scope: Scope, receive: Receive, send: Send) -> None:
         parts: list[list[str]] = [[] for _ in planned.plan.choices]
         finishes: dict[int, Finish] = {}
-        async with Generation(self._backend, planned.plan) as generation:
-            await generation.submit()
-            while generation.running:
-                for choice in await generation.next():
-                    parts[choice.index].append(choice.delta.text)
-                    if choice.delta.finish is not None:
-                        finishes[choice.index] = choice.delta.finish
-        choices = [WholeChoice("".join(texts), finishes[index]) for index, texts in enumerate(parts)]
-        body = planned.format.whole(choices, _usage(planned, generation))
+        async with Choices(self._backend, planned.plan) as choices:
+            await choices.submit()
+            while choices.running:
+                for new in await choices.next():
+                    parts[new.index].append(new.delta.text)
+                    if new.delta.finish is not None:
+                        finishes[new.index] = new.delta.finish
+        whole = [WholeChoice("".join(texts), finishes[index]) for index, texts in enumerate(parts)]
+        body = planned.format.whole(whole, _usage(planned, choices))
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _stream(self, planned: PlannedAnswer, send: Send) -> None:
@@ -71,16 +74,16 @@ class GenerationEndpoint:
         await stream.end(last)
 
     async def _stream_until_last(self, planned: PlannedAnswer, stream: EventStream) -> bytes:
-        """Streams all but the last events, which come back; the generation is over by then."""
-        async with Generation(self._backend, planned.plan) as generation:
-            await generation.submit()
+        """Streams all but the last events, which come back; the choices are over by then."""
+        async with Choices(self._backend, planned.plan) as choices:
+            await choices.submit()
             await stream.start()
             events = planned.format.opening()
-            while generation.running:
+            while choices.running:
                 await stream.write(events)
-                events = b"".join([planned.format.delta(delta) for delta in await generation.next()])
-        return events + planned.format.closing(_usage(planned, generation))
+                events = b"".join([planned.format.delta(delta) for delta in await choices.next()])
+        return events + planned.format.closing(_usage(planned, choices))
 
 
-def _usage(planned: PlannedAnswer, generation: Generation) -> Usage:
-    return make_usage(planned.plan.prompt_tokens, generation.completion_tokens, generation.cached_tokens)
+def _usage(planned: PlannedAnswer, choices: Choices) -> Usage:
+    return make_usage(planned.plan.prompt_tokens, choices.completion_tokens, choices.cached_tokens)

@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from protocol.messages import FinishReason
+
 TIME_TO_FIRST_TOKEN_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
     *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -16,7 +18,6 @@ E2E_LATENCY_BUCKETS_S = (
 )
 TOKEN_COUNT_BUCKETS = tuple(float(digit * 10**exponent) for exponent in range(6) for digit in (1, 2, 5))
 """1, 2, 5, 10, ... 500,000: the longest contexts of 2026 have about a million tokens."""
-FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
 class GenerationFamilies:
@@ -58,7 +59,7 @@ class ModelMetrics:
     """The members of one model, looked up once: a label look-up costs as much as an observation."""
 
     def __init__(self, families: GenerationFamilies, model_name: str) -> None:
-        self.success = {reason: families.success.labels(model_name, reason) for reason in FINISHED_REASONS}
+        self.success = {reason: families.success.labels(model_name, reason.name.lower()) for reason in FinishReason}
         self.prompt_tokens = families.prompt_tokens.labels(model_name)
         self.generation_tokens = families.generation_tokens.labels(model_name)
         self.time_to_first_token = families.time_to_first_token.labels(model_name)
@@ -92,9 +93,9 @@ class GenerationObserver:
         self._num_output_tokens += num_tokens
         self._last_delivery_s = now_s
 
-    def ended(self, finished_reason: str, now_s: float) -> None:
-        """It has ended, for one of FINISHED_REASONS."""
-        self._metrics.success[finished_reason].inc()
+    def ended(self, reason: FinishReason, now_s: float) -> None:
+        """It has ended."""
+        self._metrics.success[reason].inc()
         self._metrics.e2e_latency.observe(now_s - self._submitted_s)
         self._metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
         self._metrics.request_generation_tokens.observe(self._num_output_tokens)

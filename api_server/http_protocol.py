@@ -1,14 +1,25 @@
-"""Limits on what an HTTP connection may do before there is a request: uvicorn with httptools sets none.
+"""Limits on what an HTTP connection may do around its requests: uvicorn with httptools sets none.
 
-Written against uvicorn 0.34 to 0.54; what of `HttpToolsProtocol` is used here and not public: `cycle`,
-`connections`, `server_state`, `transport`, `loop` and the parser's callbacks.
+- A head must end in time and has a largest size.
+- Requests may be pipelined, in bounded number; all that are open or queued hear when the connection is lost. For that,
+  reading never stops because of them: at the limit, and at bytes that are no HTTP, the whole requests that came before
+  are answered and the connection is closed, which HTTP lets callers expect (RFC 9112, section 9.3.2).
+- A caller that does not read what is written is cut off.
+- HTTP/1.0 knows no chunks: a streamed answer ends with the connection.
+
+Written against uvicorn 0.34 to 0.54; what of `HttpToolsProtocol` is used here and not public: `cycle`, `pipeline`,
+`flow`, `connections`, `server_state`, `transport`, `loop`, `_start_asgi_task` and the parser's callbacks; of its
+cycles `response_started`, `response_complete`, `more_body`, `body`, `keep_alive`, `disconnected`, `message_event`,
+`waiting_for_100_continue`, `chunked_encoding` and `expected_content_length`.
 """
 
 import asyncio
+from collections import deque
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from api_server.errors import ApiError, ErrorKind, encode_error
@@ -19,6 +30,12 @@ MAX_UNFINISHED_HEAD_BYTES = 512 * 1024
 """Bytes read while a head is not complete; above MAX_HEAD_BYTES, since one read may bring more than the head."""
 HEAD_TIMEOUT_S = 75.0
 """From the opening of a connection, or the first byte of a further request, to the end of the head."""
+MAX_QUEUED_REQUESTS = 16
+"""Pipelined requests that wait for the answer before theirs."""
+MAX_QUEUED_BODY_BYTES = 64 * 1024
+"""Bodies of these together."""
+STALL_PROGRESS_BYTES = 64 * 1024
+"""What a caller must read of a full write buffer within the stall timeout: 1 KiB/s, less than slow streams bring."""
 MAX_CONNECTIONS = 8_192
 """Open at once; more are answered with 503 and closed."""
 
@@ -32,6 +49,14 @@ class ConnectionState(ServerState):
         """Set whenever the last connection goes."""
 
 
+class _Stall(NamedTuple):
+    """A caller that does not read, or reads too little."""
+
+    num_unread: int
+    """Bytes in the write buffer when it began."""
+    since_s: float
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. Its server state must be a ConnectionState."""
 
@@ -41,11 +66,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._unfinished_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._cycles: list[RequestResponseCycle] = []
+        """Requests whose answer is not complete, oldest first: the one being answered and the queue behind it."""
+        self._takes_no_more = False
+        """What comes is no longer looked at; the connection closes behind the requests there are."""
+        self._stall: _Stall | None = None
 
     def finish_after_response(self) -> None:
         """Closes the connection when the response that is under way is complete; an idle one stays."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
+
+    def end(self) -> None:
+        """Closes the connection; what is being answered ends as if the caller had left."""
+        if self._open_cycles():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def cut_if_stalled(self, now_s: float, timeout_s: float) -> None:
+        """To be called once a second: aborts the connection when its caller has not read for so long."""
+        num_unread = self.transport.get_write_buffer_size()
+        if num_unread == 0:
+            self._stall = None
+        elif self._stall is None or num_unread <= self._stall.num_unread - STALL_PROGRESS_BYTES:
+            self._stall = _Stall(num_unread, now_s)
+        elif now_s - self._stall.since_s > timeout_s:
+            self.transport.abort()
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------
 
@@ -54,24 +101,47 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.connections) > MAX_CONNECTIONS:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, ErrorKind.UNAVAILABLE, "too many connections")
         else:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, transport.close)
+            self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self.pipeline.clear()
+        for cycle in self._open_cycles():
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
         if not self.connections:
             assert isinstance(self.server_state, ConnectionState)
             self.server_state.emptied.set()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open for writing.
+
+        An end of the caller's data looks the same whether it waits for the answer (`nc -N`) or is gone. What takes no
+        time is answered; a generation must not run on for nobody, so there it counts as gone.
+        """
+        cycles = self._open_cycles()
+        if not cycles or any(cycle.scope["method"] == "POST" or cycle.more_body for cycle in cycles):
+            return False
+        cycles[-1].keep_alive = False
+        return True
+
+    def resume_writing(self) -> None:
+        self._stall = None
+        super().resume_writing()
+
     def data_received(self, data: bytes) -> None:
+        if self._takes_no_more:
+            return
         super().data_received(data)
         if not self._head_is_open or self.transport.is_closing():
             return
         self._unfinished_bytes += len(data)
         if self._unfinished_bytes > MAX_UNFINISHED_HEAD_BYTES:
-            self._refuse_head()
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+            self._head_bytes = self._unfinished_bytes
+            self._fail_message()
+        else:
+            self._start_head_timer()
 
     # --- callbacks of the parser; what they raise ends in send_400_response -------------------------------------
 
@@ -92,14 +162,50 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_open = False
         self._stop_head_timer()
+        if len(self.pipeline) >= MAX_QUEUED_REQUESTS:
+            raise ValueError("too many requests at once")
+        self._cycles = self._open_cycles()
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
+        if self.pipeline:
+            self.flow.resume_reading()  # uvicorn would not hear that the caller leaves
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self.pipeline:
+            if sum(len(cycle.body) for cycle, _ in self.pipeline) > MAX_QUEUED_BODY_BYTES:
+                raise ValueError("too much at once")
+            self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
+            self._start_head_timer()  # refused before its body has come, which is read for politeness, but not for ever
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn when the parser fails."""
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse_head()
-        else:
-            self._refuse(HTTPStatus.BAD_REQUEST, ErrorKind.INVALID, "this is not an HTTP request")
+        """Called by uvicorn when the parser fails, or a callback above."""
+        self._fail_message()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            cycle.waiting_for_100_continue = False  # RFC 9110, section 10.1.1
+            app = _delimited_by_close(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
+    def _open_cycles(self) -> list[RequestResponseCycle]:
+        return [cycle for cycle in self._cycles if not cycle.response_complete]
+
+    def _end_after_whole_requests(self) -> bool:
+        """Closes the connection once those are answered that have come whole; false when there are none."""
+        whole = [cycle for cycle in self._open_cycles() if not cycle.more_body]
+        if not whole:
+            return False
+        self._takes_no_more = True
+        self._stop_head_timer()
+        self._cycles = whole
+        self.pipeline = deque(entry for entry in self.pipeline if entry[0] in whole)
+        whole[-1].keep_alive = False
+        return True
 
     def _count_head(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes
@@ -111,9 +217,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse_head(self) -> None:
-        text = f"request line and headers have more than {MAX_HEAD_BYTES} bytes"
-        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, ErrorKind.TOO_LARGE, text)
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_timed_out)
+
+    def _head_timed_out(self) -> None:
+        if not self._end_after_whole_requests():
+            self.transport.close()
+
+    def _fail_message(self) -> None:
+        """What is coming cannot become a request."""
+        if self._end_after_whole_requests():
+            return
+        if any(cycle.response_started for cycle in self._open_cycles()):
+            self.transport.close()
+        elif self._head_bytes > MAX_HEAD_BYTES:
+            text = f"request line and headers have more than {MAX_HEAD_BYTES} bytes"
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, ErrorKind.TOO_LARGE, text)
+        else:
+            self._refuse(HTTPStatus.BAD_REQUEST, ErrorKind.INVALID, "this is not an HTTP request")
 
     def _refuse(self, status: HTTPStatus, kind: ErrorKind, text: str) -> None:
         body = encode_error(ApiError(kind, text))
@@ -123,3 +245,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
+
+
+def _delimited_by_close(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """The application for a caller of HTTP/1.0, whose connections uvicorn closes after each response."""
+
+    async def run(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        streams = False
+
+        async def send_unchunked(message: ASGISendEvent) -> None:
+            nonlocal streams
+            if message["type"] == "http.response.start":
+                streams = not any(name.lower() == b"content-length" for name, _ in message.get("headers", []))
+                if streams:
+                    cycle.chunked_encoding = False
+            elif message["type"] == "http.response.body" and streams:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_unchunked)
+
+    return run

@@ -6,17 +6,19 @@ Written against uvicorn 0.34 to 0.54: `startup`, `on_tick`, `servers`, `server_s
 import asyncio
 import resource
 import socket
-from collections.abc import Callable
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from api_server.config import ApiServerConfig
 from api_server.http_protocol import MAX_CONNECTIONS, BoundedHttpProtocol, ConnectionState
 
 KEEP_ALIVE_TIMEOUT_S = 75
 """Above the idle time of common load balancers' upstream connections (nginx and AWS ALB: 60 s), so that it is they
 who close, and no request meets a connection that is just being closed."""
+STALL_TIMEOUT_S = 60.0
+"""A caller that has not read for so long is cut off and its generations end. Above pauses of networks and laptops."""
+DRAINING_STALL_TIMEOUT_S = 5.0
+"""The same while draining, which such a caller must not hold up."""
 FILES_BESIDE_CONNECTIONS = 256
 """File descriptors for everything else."""
 
@@ -43,6 +45,7 @@ class HttpServer:
         self._server.lifespan = config.lifespan_class(config)
         self._state = ConnectionState()
         self._server.server_state = self._state
+        self._stall_timeout_s = STALL_TIMEOUT_S
 
     async def start(self, listener: socket.socket) -> None:
         """Accepts connections from now on."""
@@ -50,11 +53,15 @@ class HttpServer:
         await self._server.startup(sockets=[listener])
 
     async def second_passed(self) -> None:
-        """To be called once a second: sets the Date header."""
+        """To be called once a second: sets the Date header, cuts off callers that do not read."""
         await self._server.on_tick(0)
+        now_s = asyncio.get_running_loop().time()
+        for connection in self._connections():
+            connection.cut_if_stalled(now_s, self._stall_timeout_s)
 
     def stop_listening(self) -> None:
         """Takes no new connections; those there are end with their present response, if they have one."""
+        self._stall_timeout_s = DRAINING_STALL_TIMEOUT_S
         for server in self._server.servers:
             server.close()
         for connection in self._connections():
@@ -67,10 +74,8 @@ class HttpServer:
 
     async def close(self, timeout_s: float) -> None:
         """Ends what still runs and closes all connections; cuts off who has not read the rest by then."""
-        for task in self._state.tasks:
-            task.cancel()
         for connection in self._connections():
-            connection.transport.close()
+            connection.end()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.idle()
@@ -78,46 +83,13 @@ class HttpServer:
                     self._state.emptied.clear()
                     await self._state.emptied.wait()
         except TimeoutError:
+            for task in self._state.tasks:
+                task.cancel()
             for connection in self._connections():
                 connection.transport.abort()
 
     def _connections(self) -> list[BoundedHttpProtocol]:
         return [each for each in self._state.connections if isinstance(each, BoundedHttpProtocol)]
-
-
-class RequestCounter:
-    """ASGI: reports how many requests of /v1 are being answered; probes and scrapes do not count."""
-
-    def __init__(self, app: ASGIApp, changed: Callable[[int], None]) -> None:
-        self._app = app
-        self._changed = changed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
-            await self._app(scope, receive, send)
-            return
-        self._changed(1)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._changed(-1)
-
-
-def open_listener(config: ApiServerConfig) -> socket.socket:
-    """The inherited socket, or one bound to host and port. Raises OSError when that cannot be bound."""
-    if config.fd is not None:
-        listener = socket.socket(fileno=config.fd)
-        listener.set_inheritable(False)
-        return listener
-    family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def raise_file_limit() -> None:

@@ -1,4 +1,4 @@
-"""Request bodies: bytes from the socket to a checked msgspec Struct.
+"""Request bodies: bytes to a checked msgspec Struct.
 
 Two stages, so that each fault can name its field: the body becomes a table of undecoded fields first, then each
 field that the schema knows is decoded by itself. Explicit nulls mean "not given". Unknown fields are ignored.
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.datastructures import Headers
 
 from api_server.errors import ApiError, ErrorKind, invalid
 
@@ -32,10 +32,17 @@ NEVER = Switch()
 """Only null is accepted."""
 
 
-async def read_fields(request: Request, max_bytes: int) -> Fields:
-    """The body's top-level fields. Raises ApiError; starlette.requests.ClientDisconnect when the caller leaves."""
-    _check_headers(request)
-    body = await _read_body(request, max_bytes)
+def check_headers(headers: Headers) -> None:
+    """Whether what follows is JSON as it is. Raises ApiError."""
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiError(ErrorKind.MEDIA_TYPE, "the content type must be application/json")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(ErrorKind.MEDIA_TYPE, "compressed request bodies are not supported")
+
+
+def split_fields(body: bytes) -> Fields:
+    """The body's top-level fields. Raises ApiError."""
     try:
         return _object_decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -59,28 +66,6 @@ def parse(fields: Fields, schema: type[T], switches: Mapping[str, Switch]) -> T:
         return msgspec.convert(given, schema)
     except msgspec.ValidationError as error:
         raise _with_path(str(error)) from error
-
-
-def _check_headers(request: Request) -> None:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise ApiError(ErrorKind.MEDIA_TYPE, "the content type must be application/json")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ApiError(ErrorKind.MEDIA_TYPE, "compressed request bodies are not supported")
-
-
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    too_large = ApiError(ErrorKind.TOO_LARGE, f"the request body is larger than {max_bytes} bytes")
-    announced = request.headers.get("content-length", "0")
-    # Refused before a byte of it is read; what lies about its length or is chunked is counted below.
-    if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
-        raise too_large
-    body = bytearray()
-    async for chunk in request.stream():
-        if len(body) + len(chunk) > max_bytes:
-            raise too_large
-        body += chunk
-    return bytes(body)
 
 
 def _decode(name: str, raw: msgspec.Raw) -> Any:

@@ -36,7 +36,7 @@ class Links:
         output_address: str,
         identity: bytes,
     ) -> None:
-        """Opens everything. Raises AddressError, or zmq.ZMQError when the output address is taken."""
+        """Opens everything. Raises AddressError."""
         self._outputs, self.output_address = open_socket(context, SocketKind.OUTPUTS_IN, output_address)
         self._cluster, _ = open_socket(context, SocketKind.SUBSCRIBER, cluster_address)
         self._coordinator, self._monitor = open_member(context, clients_address, identity)

@@ -4,11 +4,9 @@ import enum
 from collections import deque
 
 from api_server.client_events import Submit
-from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
-from protocol.messages import EngineCoreRequest, RequestKey
-
-Engine = tuple[EngineIndex, Incarnation]
-"""One run of an engine core. The incarnation tells them apart; the index may change with a new coordinator."""
+from protocol.codec import TOKEN_ID_BYTES
+from protocol.identifiers import ClientIndex, Incarnation
+from protocol.messages import EngineCoreRequest, EngineRun, RequestKey
 
 
 class GenerationState(enum.Enum):
@@ -55,7 +53,7 @@ class LiveGeneration:
         self.submit = submit
         self.attempt = 0
         self.state = GenerationState.WAITING
-        self.engine: Engine | None = None
+        self.engine: EngineRun | None = None
         """The engine core that has it: by the coordinator's word, or, before that, the first that sent outputs."""
         self.num_received = 0
         """Output tokens delivered; the position of the next one."""
@@ -72,7 +70,7 @@ class LiveGeneration:
     @property
     def incarnation(self) -> Incarnation | None:
         """The engine core's."""
-        return None if self.engine is None else self.engine[1]
+        return None if self.engine is None else self.engine.incarnation
 
     @property
     def is_acknowledged(self) -> bool:
@@ -95,7 +93,7 @@ class LiveGeneration:
             client_index=client_index,
             attempt=self.attempt,
             model=submit.model,
-            num_prompt_tokens=len(submit.prompt) // 4,
+            num_prompt_tokens=len(submit.prompt) // TOKEN_ID_BYTES,
             sampling=submit.sampling,
             arrival_time_s=submit.arrival_time_s,
             priority=submit.priority,

@@ -45,7 +45,7 @@ class Metrics:
     def generation_ended(self, observer: GenerationObserver, reason: FinishReason, now_s: float) -> None:
         """It finished or failed."""
         self._num_generations.dec()
-        observer.ended(reason.name.lower(), now_s)
+        observer.ended(reason, now_s)
 
     def generation_given_up(self, observer: GenerationObserver, cause: AbortCause, now_s: float) -> None:
         """Its caller wants no more of it; with a stop string found that is a success."""
@@ -57,8 +57,8 @@ class Metrics:
         """See `generation_backend.HttpMetrics`."""
         self._http.labels(route, str(status)).inc()
 
-    def http_requests_changed(self, difference: int) -> None:
-        """HTTP requests began (+1) or ended (-1)."""
+    def http_in_flight_changed(self, difference: int) -> None:
+        """See `generation_backend.HttpMetrics`."""
         self._http_in_flight.inc(difference)
 
     def count_malformed(self) -> None:

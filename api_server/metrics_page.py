@@ -25,12 +25,16 @@ class MetricsPage(Collector):
         self._cluster_families = cluster_families
         self._shared_directory = shared_directory
 
+    def http_in_flight_changed(self, difference: int) -> None:
+        """See HttpMetrics."""
+        self._metrics.http_in_flight_changed(difference)
+
     def observe_http(self, route: str, status: int) -> None:
         """See HttpMetrics."""
         self._metrics.observe_http(route, status)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """See HttpMetrics. The text format of Prometheus for everybody.
+    def exposition(self) -> tuple[bytes, str]:
+        """See HttpMetrics. The text format of Prometheus for everybody, whatever the scraper would rather have.
 
         prometheus_client's OpenMetrics writer (0.26) turns the colon of sample names into an underscore.
         """

@@ -7,7 +7,11 @@ MAX_ENGINES = 1_024
 
 
 class OutputSequences:
-    """Next expected sequence number of each engine core incarnation."""
+    """Next expected sequence number of each engine core incarnation, for one client index of ours.
+
+    The numbers start at 0 and never anew, so what is remembered outlives the news that an engine core is lost: one
+    that was only silent for a while goes on where it was.
+    """
 
     def __init__(self) -> None:
         self._next: dict[Incarnation, int] = {}
@@ -15,19 +19,17 @@ class OutputSequences:
     def skips(self, incarnation: Incarnation, sequence: int) -> bool:
         """Takes the number of a message; true when messages before it are missing.
 
-        0 always starts anew: the engine core opened its socket to us again. A number that was there already is a
-        repetition, which positions deal with.
+        A number that was there already is a repetition, which positions deal with.
         """
         expected = self._next.get(incarnation, 0)
-        if sequence == 0 or sequence >= expected:
-            self._next[incarnation] = sequence + 1
-            if len(self._next) > MAX_ENGINES:
-                del self._next[next(iter(self._next))]
+        self._next[incarnation] = max(expected, sequence + 1)
+        if len(self._next) > MAX_ENGINES:
+            del self._next[next(iter(self._next))]
         return sequence > expected
 
-    def forget(self, incarnation: Incarnation) -> None:
-        """The engine core is gone."""
-        self._next.pop(incarnation, None)
+    def start_anew(self) -> None:
+        """We have another client index: every engine core numbers from 0 for it."""
+        self._next.clear()
 
     def check_invariants(self) -> None:
         """For tests."""

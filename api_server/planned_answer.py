@@ -1,14 +1,14 @@
 """A checked request as the answering code needs it; each API has a function that makes one from the body."""
 
 import secrets
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
 from api_server.answer_format import AnswerFormat
+from api_server.choices import ChoicePlan, RequestPlan
 from api_server.errors import invalid
-from api_server.generation import ChoicePlan, GenerationPlan
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
 from api_server.sampling_options import Prompt, SamplingOptions, sampling_params
@@ -21,23 +21,23 @@ MAX_CHOICES = 1024
 class PlannedAnswer(msgspec.Struct, frozen=True):
     """What is to be generated, and how it is to be written down."""
 
-    plan: GenerationPlan
+    plan: RequestPlan
     format: AnswerFormat
     stream: bool
 
 
-Planner = Callable[[Fields, GenerationBackend], Awaitable[PlannedAnswer]]
+Planner = Callable[[Fields, GenerationBackend], Coroutine[Any, Any, PlannedAnswer]]
 """Checks everything before anything is submitted. Raises ApiError, and what `backend.model` raises."""
 
 
-def generation_plan(
+def request_plan(
     options: SamplingOptions, model: ServedModel, prompts: list[Prompt], request_prefix: str
-) -> GenerationPlan:
+) -> RequestPlan:
     """All choices of all prompts. Choice i of each prompt draws with seed + i. Raises ApiError."""
     if len(prompts) * options.n > MAX_CHOICES:
         raise invalid(f"prompts times n must be at most {MAX_CHOICES}", "n")
     seed = secrets.randbits(63) if options.seed is None else options.seed
-    return GenerationPlan(
+    return RequestPlan(
         model=model,
         choices=[
             ChoicePlan(prompt.token_ids, sampling_params(options, model.card, prompt, seed + i))
@@ -52,8 +52,3 @@ def generation_plan(
         include_stop_str_in_output=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
     )
-
-
-def now_s() -> int:
-    """Unix time for `created`."""
-    return int(time.time())

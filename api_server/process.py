@@ -13,11 +13,15 @@ from api_server.app import create_app
 from api_server.cluster_metrics import cluster_families
 from api_server.config import ApiServerConfig
 from api_server.engine_client import ClusterRefusedUs, EngineClient
-from api_server.http_server import HttpServer, RequestCounter, open_listener, raise_file_limit
+from api_server.http_server import HttpServer, raise_file_limit
+from api_server.http_socket import bind_http_socket, inherited_http_socket, url_of
 from api_server.links import Links
 from api_server.metrics import Metrics
 from api_server.metrics_page import MetricsPage
-from protocol.identifiers import new_incarnation
+from api_server.uploads import Uploads
+from protocol.exit_codes import ExitCode
+from protocol.heartbeats import HEARTBEAT_S
+from protocol.identifiers import member_identity, new_incarnation
 from protocol.lifeline import Lifeline, Notice
 from protocol.messages import PROTOCOL_VERSION, ClientHello
 
@@ -25,9 +29,9 @@ logger = logging.getLogger("shoal.api_server")
 
 ERROR_EVENT_GRACE_S = 2.0
 """After the drain's deadline, for the routes to tell their callers."""
+HURRIED_GRACE_S = 0.25
+"""The same after a second signal: enough for callers who read."""
 CLOSE_TIMEOUT_S = 1.0
-REFUSED_EXIT_CODE = 2
-"""The coordinator does not want this process as it is: a restart would not help."""
 
 
 class _Shutdown:
@@ -46,14 +50,14 @@ class _Shutdown:
 async def serve(config: ApiServerConfig, lifeline: Lifeline) -> int:
     """Serves until a signal ends it; returns the exit code.
 
-    Raises AddressError, BadKeys, OSError or zmq.ZMQError when it cannot start; later, in an exception group, what a
-    fault of ours raised.
+    Raises AddressError, BadKeys, BindError or OSError when it cannot start; later, in an exception group, what a fault
+    of ours raised.
     """
     raise_file_limit()
     shutdown = _Shutdown()
     incarnation = new_incarnation()
     context = zmq.asyncio.Context()
-    identity = f"{config.name}/{incarnation}".encode()
+    identity = member_identity(config.name, incarnation)
     links = Links(context, config.clients_address, config.cluster_address, config.output_address, identity)
     hello = ClientHello(PROTOCOL_VERSION, config.name, incarnation, links.output_address, os.getpid())
     try:
@@ -70,15 +74,16 @@ async def _serve(
     client = EngineClient(links, hello, config.admission_timeout_s, metrics, asyncio.get_running_loop().time)
     shared = Path(config.metrics_dir) if config.metrics_dir is not None else None
     page = MetricsPage(metrics, lambda: cluster_families(client.view, client.is_connected), shared)
-    server = HttpServer(RequestCounter(create_app(client, page, config), metrics.http_requests_changed))
-    listener = open_listener(config)
-    logger.info("listening on %s", _url(listener))
-    exit_code = 0
+    uploads = Uploads(config.max_body_bytes)
+    server = HttpServer(create_app(client, page, uploads, config))
+    listener = _listener(config)
+    logger.info("listening on %s", url_of(listener))
+    exit_code = ExitCode.DRAINED
     try:
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(client.run(), name="engine client"),
-                tasks.create_task(_tick(client, server), name="tick"),
+                tasks.create_task(_tick(client, server, uploads), name="tick"),
             ]
             await server.start(listener)
             lifeline.notify(Notice("ready"))
@@ -88,15 +93,16 @@ async def _serve(
             await drain(client, server, config.drain_timeout_s, shutdown.hurried)
             for task in background:
                 task.cancel()
+            if shutdown.hurried.is_set():
+                exit_code = ExitCode.FORCED
     except* ClusterRefusedUs as refusals:
         logger.error("the coordinator refused this API server: %s", refusals.exceptions)
-        exit_code = REFUSED_EXIT_CODE
+        exit_code = ExitCode.HOPELESS
     return exit_code
 
 
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _listener(config: ApiServerConfig) -> socket.socket:
+    return bind_http_socket(config.host, config.port) if config.fd is None else inherited_http_socket(config.fd)
 
 
 async def _tell_when_serving(client: EngineClient, lifeline: Lifeline) -> None:
@@ -104,12 +110,13 @@ async def _tell_when_serving(client: EngineClient, lifeline: Lifeline) -> None:
     lifeline.notify(Notice("serving"))
 
 
-async def _tick(client: EngineClient, server: HttpServer) -> None:
+async def _tick(client: EngineClient, server: HttpServer, uploads: Uploads) -> None:
     """The only thing that wakes an idle API server."""
     while True:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(HEARTBEAT_S)
         client.second_passed()
         await server.second_passed()
+        uploads.second_passed()
 
 
 async def drain(client: EngineClient, server: HttpServer, timeout_s: float, hurried: asyncio.Event) -> None:
@@ -120,7 +127,8 @@ async def drain(client: EngineClient, server: HttpServer, timeout_s: float, hurr
     if not await _is_idle_within(server, timeout_s, hurried):
         logger.warning("ending the requests that are left")
         client.fail_all("the server is shutting down")
-        await _is_idle_within(server, ERROR_EVENT_GRACE_S, hurried)
+        if hurried.is_set() or not await _is_idle_within(server, ERROR_EVENT_GRACE_S, hurried):
+            await _is_idle_within(server, HURRIED_GRACE_S, asyncio.Event())
     await server.close(CLOSE_TIMEOUT_S)
     logger.info("drained")
 

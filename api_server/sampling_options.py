@@ -27,13 +27,14 @@ Number = TypeVar("Number", int, float)
 class _Range(NamedTuple):
     low: float
     high: float
+    """Written out in errors as given here, integers as integers."""
     low_excluded: bool = False
 
     def holds(self, value: float) -> bool:
         return (self.low < value or (value == self.low and not self.low_excluded)) and value <= self.high
 
     def __str__(self) -> str:
-        return f"{'greater than' if self.low_excluded else 'at least'} {self.low:g} and at most {self.high:g}"
+        return f"{'greater than' if self.low_excluded else 'at least'} {self.low} and at most {self.high}"
 
 
 _RANGES = {
@@ -194,8 +195,7 @@ def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
         raise invalid(f"logit_bias has more than {MAX_LOGIT_BIASES} entries", "logit_bias")
     checked = {}
     for key, bias in biases.items():
-        # Ten digits hold any token id; longer ones would only be slow to convert.
-        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):
+        if not _is_token_id(key, vocab_size):
             raise invalid(
                 f"logit_bias: {key[:20]!r} is not a token id of this model (0 to {vocab_size - 1})", "logit_bias"
             )
@@ -203,3 +203,8 @@ def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
             raise invalid(f"logit_bias[{key}] must be from -100 to 100", "logit_bias")
         checked[int(key)] = bias
     return checked
+
+
+def _is_token_id(key: str, vocab_size: int) -> bool:
+    # Ten digits hold any token id; longer ones would only be slow to convert. With "01" beside "1" one would be lost.
+    return key.isascii() and key.isdigit() and len(key) <= 10 and str(int(key)) == key and int(key) < vocab_size

@@ -44,12 +44,12 @@ class StatusRoutes:
         self._metrics = metrics
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models."""
-        return _json(_ModelList([_describe(model) for model in self._backend.models()]))
+        """GET /v1/models. Raises NoModel."""
+        return _json(_ModelList([_describe(model) for model in await self._backend.models()]))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}; names may hold slashes. Raises UnknownModel, NoModel."""
-        return _json(_describe(self._backend.model(request.path_params["model"])))
+        return _json(_describe(await self._backend.model(request.path_params["model"])))
 
     async def health(self, request: Request) -> Response:
         """GET /health: the process is alive, whatever it can serve."""
@@ -69,7 +69,7 @@ class StatusRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus exposition."""
-        body, content_type = self._metrics.exposition(request.headers.get("accept", ""))
+        body, content_type = self._metrics.exposition()
         return Response(body, headers={"content-type": content_type})
 
 

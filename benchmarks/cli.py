@@ -31,7 +31,7 @@ OPEN_FILES = 8192
 
 def add_bench_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds `bench` with its own subcommands to the `shoal` command."""
-    bench = subparsers.add_parser("bench", help="measure a server")
+    bench = subparsers.add_parser("bench", help="measure a server (bench serve)")
     _add_serve_parser(bench.add_subparsers(dest="bench_command", required=True))
 
 
@@ -50,8 +50,11 @@ def run_bench(args: argparse.Namespace) -> int:
     try:
         config = read_options(args, ServeBenchConfig)
         parse_extra_body(config.extra_body)
+        _check_files(config)
     except ValueError as error:
         return _give_up(str(error))
+    except OSError as error:
+        return _give_up(f"{error.filename} cannot be written: {error.strerror}")
     try:
         return _serve(config)
     except KeyboardInterrupt:
@@ -74,11 +77,25 @@ def _serve(config: ServeBenchConfig) -> int:
     _allow_open_files()
     try:
         measurement = uvloop.run(measure(config, lambda line: progress.print(line, style="dim", markup=False)))
-        _write_files(config, measurement)
     except (EndpointError, ValueError, OSError) as error:
         return _give_up(str(error))
     print_report(measurement.report, Console())
+    try:
+        _write_files(config, measurement)
+    except OSError as error:
+        return _give_up(f"{error.filename} cannot be written: {error.strerror}")
     return REQUESTS_FAILED if measurement.report.failed and not config.allow_errors else 0
+
+
+def _check_files(config: ServeBenchConfig) -> None:
+    """Opens the files that will be written, so that no measurement is lost. Raises OSError, which names the file."""
+    for name in (config.json, config.records):
+        if name is not None:
+            was_there = Path(name).exists()
+            with Path(name).open("ab"):
+                pass
+            if not was_there:
+                Path(name).unlink()
 
 
 def _write_files(config: ServeBenchConfig, measurement: "Measurement") -> None:

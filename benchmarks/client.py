@@ -18,6 +18,7 @@ from benchmarks.record import RequestRecord
 
 Clock = Callable[[], float]
 
+_KEY_REFUSED = (401, 403)
 SETUP_TIMEOUT_S = 30.0
 """For the list of models."""
 
@@ -44,6 +45,8 @@ class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: bool
     timeout_s: float
     api_key: str | None
+    api_key_env: str
+    """Environment variable that the key comes from, to be named when the server wants one."""
 
 
 class Endpoint:
@@ -81,6 +84,8 @@ class Endpoint:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EndpointError(f"{self._models_url}: {_reason(error)}") from error
+        if response.status in _KEY_REFUSED:
+            raise EndpointError(f"{self._models_url}: status {response.status}: {self._key_advice()}")
         try:
             models = msgspec.json.decode(body, type=_ModelList).data
         except msgspec.MsgspecError as error:
@@ -98,9 +103,16 @@ class Endpoint:
         """
         answer = WholeAnswer()
         _, failure = await self._exchange(body, answer, asyncio.get_running_loop().time)
+        if failure is not None and failure.status in _KEY_REFUSED:
+            raise EndpointError(f"{self._url}: status {failure.status}: {self._key_advice()}")
         if failure is not None:
             raise EndpointError(f"{self._url}: a request to count tokens failed: {failure.label} {failure.detail}")
         return answer.usage.prompt_tokens
+
+    def _key_advice(self) -> str:
+        if self._options.api_key:
+            return f"the server does not take the API key in ${self._options.api_key_env}"
+        return f"the server wants an API key: put it in ${self._options.api_key_env}"
 
     async def send(self, index: int, body: bytes, scheduled_s: float | None, clock: Clock) -> RequestRecord:
         """Sends one request and reads its answer; never raises for what the server or the network does.

@@ -83,6 +83,9 @@ class ServeBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     allow_errors: Annotated[bool, Meta(description="exit with 0 although requests failed")] = False
 
     def __post_init__(self) -> None:
+        for flag, url in (("--url", self.url), ("--compare", self.compare)):
+            if url is not None and not url.startswith(("http://", "https://")):
+                raise ValueError(f"{flag} must begin with http:// or https:// (got {url})")
         if self.concurrency and self.rate:
             raise ValueError("--concurrency (closed loop) and --rate (open loop) exclude each other")
         if self.compare_model is not None and self.compare is None:

@@ -6,6 +6,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import inspect
 
+from protocol.option_words import wanted
+
 C = TypeVar("C", bound=msgspec.Struct)
 
 
@@ -32,14 +34,18 @@ def read_options(namespace: argparse.Namespace, config_type: type[C]) -> C:
     try:
         return msgspec.convert(given, config_type, strict=False)
     except msgspec.ValidationError as error:
-        raise ValueError(_name_the_flag(str(error))) from error
+        raise ValueError(_in_words(str(error), config_type, given)) from error
 
 
-def _name_the_flag(message: str) -> str:
-    """msgspec's "... - at `$.field[0]`" as "--field: ..."; a message without a place is ours and stays."""
-    reason, _, place = message.partition(" - at `$.")
-    name = place.rstrip("`").partition("[")[0]
-    return f"--{name.replace('_', '-')}: {reason.replace(' | null', '')}" if name else message
+def _in_words(message: str, config_type: type[msgspec.Struct], given: dict[str, object]) -> str:
+    """msgspec's "... - at `$.field[0]`" as "--field: must be ..."; a message without a place is ours and stays."""
+    name = message.partition(" - at `$.")[2].rstrip("`").partition("[")[0]
+    if not name:
+        return message
+    types = {field.name: field.type for field in msgspec.structs.fields(config_type)}
+    value = given[name]
+    shown = ",".join(value) if isinstance(value, list) else value
+    return f"--{name.replace('_', '-')}: must be {wanted(types[name])} (got {shown})"
 
 
 def _fields(config_type: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:

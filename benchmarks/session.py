@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +15,7 @@ from benchmarks.body import BodyMaker
 from benchmarks.client import Clock, Endpoint, EndpointError, EndpointOptions
 from benchmarks.config import ServeBenchConfig
 from benchmarks.notes import notes_on
+from benchmarks.progress import Progress, Say, told
 from benchmarks.record import RequestRecord
 from benchmarks.report import LoadResult, Report, compare, load_result
 from benchmarks.runner import run_load
@@ -24,9 +25,6 @@ from benchmarks.workload import Calibration, FileWorkload, SyntheticWorkload, Wo
 
 DEFAULT_CONCURRENCY = 8
 DEFAULT_REQUESTS = 64
-
-Say = Callable[[str], None]
-"""Tells the user how far the measurement is."""
 
 
 class RecordLine(msgspec.Struct, frozen=True):
@@ -101,6 +99,7 @@ async def _prepare(
         keep_alive=config.keep_alive,
         timeout_s=config.timeout_s,
         api_key=os.environ.get(config.api_key_env),
+        api_key_env=config.api_key_env,
     )
     endpoint = await stack.enter_async_context(Endpoint(options))
     model = asked_model or await endpoint.first_model()
@@ -129,7 +128,10 @@ def _workload(config: ServeBenchConfig, calibration: Calibration | None) -> Work
     chat = config.api == "chat"
     if calibration is None:
         assert config.prompts is not None
-        return FileWorkload(parse_prompts(Path(config.prompts).read_bytes(), chat=chat))
+        try:
+            return FileWorkload(parse_prompts(Path(config.prompts).read_bytes(), chat=chat))
+        except ValueError as error:
+            raise ValueError(f"{config.prompts}: {error}") from error
     length = calibration.length(config.prompt_tokens, config.shared_prefix_tokens)
     return SyntheticWorkload(length, chat=chat, seed=config.seed)
 
@@ -179,11 +181,17 @@ class _Session:
     async def _run_once(
         self, server: _Server, load: LoadPattern, limits: RunLimits, name: str, run_clock: Clock
     ) -> list[RequestRecord]:
+        progress = Progress(limits.requests)
+
         async def send(index: int, scheduled_s: float | None) -> RequestRecord:
             body = server.bodies.body(self._workload.prompt(name, index))
-            return await server.endpoint.send(index, body, scheduled_s, run_clock)
+            progress.request_started()
+            record = await server.endpoint.send(index, body, scheduled_s, run_clock)
+            progress.request_ended(failed=record.failure is not None)
+            return record
 
-        return await run_load(load, limits, send, run_clock, self._config.seed)
+        async with told(progress, self._say, run_clock):
+            return await run_load(load, limits, send, run_clock, self._config.seed)
 
 
 def clock() -> Clock:

@@ -1,17 +1,16 @@
 """What API servers (and the supervisor) say, and what becomes of it."""
 
-from collections.abc import Iterable
 from typing import assert_never
 
 import msgspec
 
-from coordinator.clients import MAX_CLIENTS, ClientMember, EngineRun
+from coordinator.clients import MAX_CLIENTS, ClientMember
 from coordinator.engine_link import EngineLink
 from coordinator.events import Identity, Link, Note
 from coordinator.greeting import is_genuine, reason_to_refuse
 from coordinator.parts import Parts
 from coordinator.waiting_room import Submission
-from protocol.codec import Received
+from protocol.codec import TOKEN_ID_BYTES, Received
 from protocol.errors import ProtocolError
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -21,14 +20,12 @@ from protocol.messages import (
     ClientWelcome,
     EngineCoreRequest,
     EngineLost,
+    EngineRun,
     GetCard,
     Heartbeat,
     ProcessExited,
     Refused,
 )
-
-BYTES_PER_TOKEN = 4
-"""In a prompt buffer: see protocol.codec.pack_token_ids."""
 
 
 class ClientLink:
@@ -70,6 +67,8 @@ class ClientLink:
         now_s: float,
     ) -> None:
         match message:
+            case EngineCoreRequest() if 0 <= message.client_index == client.former_index:
+                pass  # on its way when we took it back: our Welcome makes it come again, under the new index
             case EngineCoreRequest():
                 _check(client, message, received)
                 self._dispatcher.submit(Submission(client, message, received.frames), now_s)
@@ -79,7 +78,7 @@ class ClientLink:
                 expected = self._engine_link.expects_card(message.card_hash)
                 self._cards.ask(client.identity, message.card_hash, expected)
             case Heartbeat():
-                pass  # being heard was all it wanted
+                self._outbox.to_client(client.identity, Heartbeat())
             case _:
                 assert_never(message)
 
@@ -88,7 +87,8 @@ class ClientLink:
         client = self._clients.find(identity)
         if client is None:
             return
-        self._clients.leave(client, self._dispatcher.client_gone(client), may_return)
+        self._dispatcher.client_gone(client)
+        self._clients.leave(client, may_return)
         self._liveness.forget(identity)
         self._cards.forget_client(identity)
         self._engine_link.send_clients()
@@ -98,7 +98,9 @@ class ClientLink:
     def settled(self) -> None:
         """The settling time is over: tells of the engine cores that have not come back."""
         for client in self._clients:
-            self._tell_lost(client, self._not_live(client.hello.engines))
+            self._tell_lost(
+                client, [run for run in client.hello.engines if self._engines.of_run(run.incarnation) is None]
+            )
 
     def _exited(self, name: str, pid: int) -> None:
         client = self._clients.named(name)
@@ -112,37 +114,35 @@ class ClientLink:
         refusal = reason_to_refuse(hello, others, MAX_CLIENTS)
         if refusal is not None:
             self._outbox.to_client(identity, Refused(refusal))
-            self._outbox.add(Note(f"API server {hello.name} refused: {refusal}"))
+            self._outbox.add(Note(f"an API server is refused: {refusal}"))
             return
-        lost_runs = self._runs_lost_by(identity, hello)
         if self._clients.find(identity) is None:
             self._displace(hello.name)
-        client = self._clients.join(identity, hello)
+        client = self._clients.join(identity, hello, self._may_claim(hello))
         self._clients.forget_lost(hello.name)
         self._welcome(client)
-        self._tell_lost(client, lost_runs)
+        if client.index == hello.client_index:  # otherwise it knows that it has lost everything
+            self._tell_lost(client, [run for run in hello.engines if not self._goes_on(run)])
         self._liveness.heard(identity, now_s)
         self._publisher.membership_changed()
         self._note(client, f"said Hello, pid {hello.pid}")
         self._dispatcher.retry_waiting(now_s)
 
-    def _runs_lost_by(self, identity: Identity, hello: ClientHello) -> list[EngineRun]:
-        """The engine cores that have lost the requests of the API server that says Hello."""
-        lost = self._clients.lost(identity)
-        if lost is not None:
-            return [*lost.engines, *hello.engines]
-        if self._settling.is_active:
-            return []
-        if self._clients.find(identity) is not None:
-            return self._not_live(hello.engines)
-        return hello.engines  # it comes after the settling time: its requests were dropped as a dead one's
+    def _may_claim(self, hello: ClientHello) -> bool:
+        """Whether its streams may be whole: an earlier coordinator may have given it up, which engine cores know."""
+        engines = [self._engines.of_run(run.incarnation) for run in hello.engines]
+        is_cut_off = any(engine is not None and hello.client_index not in engine.hello.clients for engine in engines)
+        return self._settling.is_active and not is_cut_off
 
-    def _not_live(self, runs: Iterable[EngineRun]) -> list[EngineRun]:
-        return [(index, incarnation) for index, incarnation in runs if not self._engines.has_run(incarnation)]
+    def _goes_on(self, run: EngineRun) -> bool:
+        """Whether what an engine core has for an API server that says Hello can still reach it."""
+        engine = self._engines.of_run(run.incarnation)
+        return self._settling.is_active if engine is None else not engine.was_given_up
 
-    def _tell_lost(self, client: ClientMember, runs: Iterable[EngineRun]) -> None:
-        for index, incarnation in dict.fromkeys(runs):
-            lost = EngineLost(index, incarnation, "the engine core or its requests were lost during a reconnect")
+    def _tell_lost(self, client: ClientMember, runs: list[EngineRun]) -> None:
+        for run in dict.fromkeys(runs):
+            reason = "the engine core or its requests were lost during a reconnect"
+            lost = EngineLost(run.engine_index, run.incarnation, reason)
             self._outbox.to_client(client.identity, lost)
 
     def _displace(self, name: str) -> None:
@@ -154,7 +154,7 @@ class ClientLink:
     def _taken_back(self, identity: Identity, now_s: float) -> ClientMember | None:
         lost = self._clients.lost(identity)
         if lost is not None:
-            self._greeted(identity, msgspec.structs.replace(lost.member.hello, engines=[]), now_s)
+            self._greeted(identity, msgspec.structs.replace(lost.hello, engines=[]), now_s)
         return self._clients.find(identity)
 
     def _welcome(self, client: ClientMember) -> None:
@@ -170,5 +170,5 @@ class ClientLink:
 def _check(client: ClientMember, request: EngineCoreRequest, received: Received[ClientToCoordinator]) -> None:
     if request.client_index != client.index:
         raise ProtocolError("clients: a request under another's client index")
-    if len(received.buffers) != 1 or len(received.buffers[0]) != BYTES_PER_TOKEN * request.num_prompt_tokens:
+    if len(received.buffers) != 1 or len(received.buffers[0]) != TOKEN_ID_BYTES * request.num_prompt_tokens:
         raise ProtocolError("clients: a request whose prompt is not as long as it says")

@@ -5,16 +5,13 @@ from collections.abc import Iterator
 import msgspec
 
 from coordinator.events import Identity
-from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
+from protocol.identifiers import ClientIndex
 from protocol.messages import ClientAddress, ClientHello, Clients
 
 MAX_CLIENTS = 1024
 """Live at once; a Hello beyond is refused."""
 MAX_LOST = 256
 """Lost API servers that are remembered in case they come back; at the limit the oldest is forgotten."""
-
-EngineRun = tuple[EngineIndex, Incarnation]
-"""One run of an engine core."""
 
 
 class ClientMember(msgspec.Struct, frozen=True):
@@ -23,26 +20,23 @@ class ClientMember(msgspec.Struct, frozen=True):
     identity: Identity
     index: ClientIndex
     hello: ClientHello
-
-
-class LostClient(msgspec.Struct, frozen=True):
-    """An API server given up that may still be alive, with the engine cores that have dropped its requests."""
-
-    member: ClientMember
-    engines: list[EngineRun]
+    former_index: ClientIndex = ClientIndex(-1)
+    """What it had before it was last given up; it may not know yet that it has another."""
 
 
 class ClientTable:
     """Owner of the API servers and of their indexes.
 
-    An index is never given twice. The first one is drawn at random by each coordinator from a large range, so that
-    what a restarted coordinator gives cannot be what an API server that it has yet to meet again goes by.
+    An index stands for streams that were never cut: who was given up gets another one when it is heard again, and
+    knows by that what it has lost. So an index is never given twice. The first one is drawn at random by each
+    coordinator from a large range, so that what a restarted coordinator gives cannot be what an API server that it
+    has yet to meet again goes by.
     """
 
     def __init__(self, first_index: ClientIndex) -> None:
         self._next_index = first_index
         self._live: dict[Identity, ClientMember] = {}
-        self._lost: dict[Identity, LostClient] = {}
+        self._lost: dict[Identity, ClientMember] = {}
 
     def __iter__(self) -> Iterator[ClientMember]:
         return iter(self._live.values())
@@ -66,37 +60,44 @@ class ClientTable:
         """Of the live API servers."""
         return {client.index for client in self._live.values()}
 
-    def join(self, identity: Identity, hello: ClientHello) -> ClientMember:
-        """A new live API server, or the new Hello of one, live or lost: it keeps the index that it had."""
-        lost = self._lost.pop(identity, None)
-        known = self._live.get(identity) or (lost.member if lost is not None else None)
-        client = ClientMember(identity, known.index if known is not None else self._index_for(hello), hello)
+    def join(self, identity: Identity, hello: ClientHello, may_claim: bool) -> ClientMember:
+        """A new live API server, or the new Hello of one. A live one keeps its index, a lost one gets a new one, any
+        other gets the one that its Hello claims, if it `may_claim` it and it is free."""
+        known = self._live.get(identity)
+        lost = self._lost.get(identity)
+        if known is not None:
+            client = ClientMember(identity, known.index, hello, known.former_index)
+        elif lost is not None:
+            client = ClientMember(identity, self._new_index(), hello, lost.index)
+        elif may_claim and hello.client_index >= 0 and not self._is_taken(hello.client_index):
+            client = ClientMember(identity, hello.client_index, hello)
+        else:
+            client = ClientMember(identity, self._new_index(), hello)
+        self._lost.pop(identity, None)
         self._live[identity] = client
         return client
 
-    def leave(self, client: ClientMember, engines: list[EngineRun], may_return: bool) -> None:
-        """No longer live; remembered with `engines` when it may only have been silent."""
+    def leave(self, client: ClientMember, may_return: bool) -> None:
+        """No longer live; remembered when it may only have been silent."""
         del self._live[client.identity]
         if may_return:
-            self._lost[client.identity] = LostClient(client, engines)
+            self._lost[client.identity] = client
             if len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
 
-    def lost(self, identity: Identity) -> LostClient | None:
+    def lost(self, identity: Identity) -> ClientMember | None:
         """The lost API server with this identity."""
         return self._lost.get(identity)
 
     def forget_lost(self, name: str) -> None:
         """The lost API servers of this name will not come back, or just did."""
-        self._lost = {each: lost for each, lost in self._lost.items() if lost.member.hello.name != name}
+        self._lost = {each: lost for each, lost in self._lost.items() if lost.hello.name != name}
 
     def addresses(self) -> Clients:
         """Where the outputs of each go."""
         return Clients([ClientAddress(client.index, client.hello.output_address) for client in self._live.values()])
 
-    def _index_for(self, hello: ClientHello) -> ClientIndex:
-        if hello.client_index >= 0 and not self._is_taken(hello.client_index):
-            return hello.client_index
+    def _new_index(self) -> ClientIndex:
         while self._is_taken(self._next_index):
             self._next_index = ClientIndex(self._next_index + 1)
         index = self._next_index
@@ -104,13 +105,13 @@ class ClientTable:
         return index
 
     def _is_taken(self, index: ClientIndex) -> bool:
-        return self.has_index(index) or any(lost.member.index == index for lost in self._lost.values())
+        return self.has_index(index) or any(lost.index == index for lost in self._lost.values())
 
     def check_invariants(self) -> None:
         """Raises AssertionError when two share a name or an index, or a limit is broken."""
         for values in (
             [client.hello.name for client in self._live.values()],
-            [client.index for client in self._live.values()] + [lost.member.index for lost in self._lost.values()],
+            [client.index for client in self._live.values()] + [lost.index for lost in self._lost.values()],
         ):
             assert len(values) == len(set(values))
         assert len(self._live) <= MAX_CLIENTS

@@ -9,12 +9,15 @@ EngineLost follows the last Accepted of that engine core, since both travel on t
 
 *Settling.* A coordinator that has just started cannot know whether there was one before it. For the time in which
 any living member must have said Hello (the heartbeat timeout) it gives those who have not the benefit of the doubt:
-submissions without an engine core wait; an engine core that works for API servers not seen yet is not sent Clients
-(it would drop their streams); engine cores that API servers ask for are not called lost.
+submissions without an engine core wait; an engine core that has streams to API servers not seen yet is not sent
+Clients (it would cut them, with what it has still to send); API servers keep the client index that they claim; engine
+cores that API servers ask for are not called lost.
 
 *Lost and found.* A member that is silent for too long, cannot be sent to or sends only rubbish is given up: it is dead
 for everybody else. When it is heard again after all, it is taken back in: an engine core is told to abort what it
-had, an API server is told that its engine cores have lost its requests.
+had; an API server gets another client index, by which it knows that all that it had is lost, whatever became of it
+meanwhile. An API server that an earlier coordinator had given up comes with its old index: engine cores say in their
+Hello whose streams they have kept, so that it gets another index then too, or, when it comes before them, EngineLost.
 """
 
 import math

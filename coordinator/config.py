@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from protocol.heartbeats import HEARTBEAT_S, SILENCE_S
 from protocol.logs import LogFormat, LogLevel
 
 
@@ -19,7 +20,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         Meta(ge=1, description="requests in flight per model, beyond which new ones are refused with 429"),
     ] = 4096
     heartbeat_timeout_s: Annotated[
-        float, Meta(gt=0, description="a member that is silent for this many seconds is taken for dead")
-    ] = 3.0
+        float,
+        Meta(
+            ge=2 * HEARTBEAT_S,
+            description="a member silent for this many seconds is taken for dead (members speak once a second)",
+        ),
+    ] = SILENCE_S
     log_level: Annotated[LogLevel, Meta(description="least severe log lines to write")] = "info"
     log_format: Annotated[LogFormat, Meta(description="log lines as text or JSON")] = "text"

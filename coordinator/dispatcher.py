@@ -7,7 +7,7 @@ core reports its end, its API server aborts it or is gone, or its engine core is
 from collections.abc import Iterable, Sequence
 
 from coordinator.admission import Admission
-from coordinator.clients import ClientMember, EngineRun
+from coordinator.clients import ClientMember
 from coordinator.engines import EngineMember, EngineTable, UnseenRequest
 from coordinator.events import Identity, Outbox
 from coordinator.publisher import ClusterPublisher
@@ -161,19 +161,14 @@ class Dispatcher:
             self._table.remove(routed)
         return [routed.key for routed in lost]
 
-    def client_gone(self, client: ClientMember) -> list[EngineRun]:
-        """Forgets the requests of a lost API server; returns the engine cores that had some."""
+    def client_gone(self, client: ClientMember) -> None:
+        """Forgets the requests of a lost API server."""
         self._waiting.remove_client(client.identity)
-        return self._forget_client(client.index)
+        self._forget_client(client.index)
 
-    def _forget_client(self, client_index: ClientIndex) -> list[EngineRun]:
-        runs: dict[EngineRun, None] = {}
+    def _forget_client(self, client_index: ClientIndex) -> None:
         for routed in self._table.of_client(client_index):
             self._remove(routed)
-            engine = self._engines.find(routed.engine)
-            if engine is not None:
-                runs[engine.index, engine.hello.incarnation] = None
-        return list(runs)
 
     # --- requests that an engine core lists in its Hello ---
 

@@ -92,7 +92,7 @@ class EngineLink:
         refusal = reason_to_refuse(hello, others, MAX_ENGINES)
         if refusal is not None:
             self._outbox.to_engine(identity, Refused(refusal))
-            self._outbox.add(Note(f"engine core {hello.name} refused: {refusal}"))
+            self._outbox.add(Note(f"an engine core is refused: {refusal}"))
             return
         known = self._engines.find(identity)
         if known is not None:
@@ -104,19 +104,28 @@ class EngineLink:
         self._dispatcher.retry_waiting(now_s)
 
     def _join(self, identity: Identity, hello: EngineHello) -> None:
-        is_inherited = self._settling.is_active and self._engines.lost(identity) is None
-        self._engines.forget_lost(hello.name)
         self._displace(hello.name)
         engine = self._engines.join(identity, hello)
+        is_inherited = self._settling.is_active and not engine.was_given_up
         if is_inherited:
-            engine.await_clients({client for _, client, _ in hello.requests} - self._clients.indexes())
+            engine.await_clients(set(hello.clients) - self._clients.indexes())
         self._welcome(engine)
         self._dispatcher.model_served(hello.model.name)
         if is_inherited:
+            self._tell_whom_it_has_cut_off(engine)
             self._dispatcher.adopt(engine)
         else:
             self._dispatcher.reconcile(engine, hello, ())  # the table has none of it: all that it lists is aborted
         self._note(engine, f"joined with {len(hello.requests)} requests, model {hello.model.name}, pid {hello.pid}")
+
+    def _tell_whom_it_has_cut_off(self, engine: EngineMember) -> None:
+        """An earlier coordinator had given these API servers up; they have kept their index by coming to us first."""
+        incarnation = engine.hello.incarnation
+        lost = EngineLost(engine.index, incarnation, "the engine core has cut the streams to this API server")
+        for client in self._clients:
+            has_worked_for_it = any(run.incarnation == incarnation for run in client.hello.engines)
+            if has_worked_for_it and client.index not in engine.hello.clients:
+                self._outbox.to_client(client.identity, lost)
 
     def _displace(self, name: str) -> None:
         older = self._engines.named(name)

@@ -30,8 +30,10 @@ class UnseenRequest(msgspec.Struct, frozen=True, gc=False):
 class EngineMember:
     """Owner of what is known of one live engine core."""
 
-    def __init__(self, identity: Identity, index: EngineIndex, hello: EngineHello) -> None:
+    def __init__(self, identity: Identity, index: EngineIndex, hello: EngineHello, was_given_up: bool) -> None:
         self.identity = identity
+        self.was_given_up = was_given_up
+        """Requests that it had before were told as lost, but it goes on under the same incarnation."""
         self.index = index
         self.hello = hello
         self.load = hello.load
@@ -127,18 +129,19 @@ class EngineTable:
         """The live engine core with this name."""
         return next((engine for engine in self._live.values() if engine.hello.name == name), None)
 
-    def has_run(self, incarnation: Incarnation) -> bool:
-        """Whether this run of an engine core is live."""
-        return any(engine.hello.incarnation == incarnation for engine in self._live.values())
+    def of_run(self, incarnation: Incarnation) -> EngineMember | None:
+        """The live engine core whose run this is."""
+        return next((engine for engine in self._live.values() if engine.hello.incarnation == incarnation), None)
 
     def announces(self, card_hash: str) -> bool:
         """Whether a live engine core has the model of this card."""
         return any(engine.hello.model.card_hash == card_hash for engine in self._live.values())
 
     def join(self, identity: Identity, hello: EngineHello) -> EngineMember:
-        """A new live engine core, under the index that its name has. The name must not be live."""
+        """A new live engine core or a lost one, under the index that its name has. The name must not be live."""
         assert self.named(hello.name) is None
-        engine = EngineMember(identity, self._index_of(hello), hello)
+        engine = EngineMember(identity, self._index_of(hello), hello, was_given_up=identity in self._lost)
+        self.forget_lost(hello.name)
         self._live[identity] = engine
         return engine
 
@@ -148,7 +151,7 @@ class EngineTable:
         del self._live[engine.identity]
         if may_return:
             requests = [(key, ClientIndex(-1), 0) for key in keys]
-            self._lost[engine.identity] = msgspec.structs.replace(engine.hello, requests=requests)
+            self._lost[engine.identity] = msgspec.structs.replace(engine.hello, requests=requests, clients=[])
             if len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
 

@@ -16,7 +16,7 @@ from protocol.messages import (
 )
 
 Identity = NewType("Identity", bytes)
-"""A member's ZeroMQ routing id: `<name>/<incarnation>`, so it names one run of one process."""
+"""A member's ZeroMQ routing id: see protocol.identifiers.member_identity."""
 
 
 class Link(enum.Enum):
@@ -95,7 +95,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
 
 
 class Drop(msgspec.Struct, frozen=True, gc=False):
-    """A message was dropped because its sender broke the protocol: count it, log it."""
+    """A message was dropped because its sender broke the protocol: say so in the log."""
 
     identity: Identity
     reason: str

@@ -1,18 +1,29 @@
 """What a Hello must be like to be accepted."""
 
 from coordinator.events import Identity
+from protocol.identifiers import member_identity
 from protocol.messages import PROTOCOL_VERSION, ClientHello, EngineHello
 
 Hello = ClientHello | EngineHello
 
+MAX_NAME_LENGTH = 64
+MAX_MODEL_NAME_LENGTH = 512
+
 
 def is_genuine(identity: Identity, hello: Hello) -> bool:
     """Whether the Hello comes from the process that it names."""
-    return identity == f"{hello.name}/{hello.incarnation}".encode()
+    return identity == member_identity(hello.name, hello.incarnation)
 
 
 def reason_to_refuse(hello: Hello, members: int, max_members: int) -> str | None:
-    """Why this Hello is not accepted, in words for the operator; None when it is. `members`: others there are."""
+    """Why this Hello is not accepted, in words for the operator; None when it is. `members`: others there are.
+
+    Names go into logs and metrics: past here they are printable and not long.
+    """
+    if not _is_fit_to_print(hello.name, MAX_NAME_LENGTH):
+        return f"a name is 1 to {MAX_NAME_LENGTH} printable characters, not {hello.name[:MAX_NAME_LENGTH]!a}"
+    if isinstance(hello, EngineHello) and not _is_fit_to_print(hello.model.name, MAX_MODEL_NAME_LENGTH):
+        return f"a model's name is 1 to {MAX_MODEL_NAME_LENGTH} printable characters (of {hello.name})"
     if hello.version != PROTOCOL_VERSION:
         return (
             f"{hello.name} speaks version {hello.version} of the protocol, this coordinator version "
@@ -21,3 +32,7 @@ def reason_to_refuse(hello: Hello, members: int, max_members: int) -> str | None
     if members >= max_members:
         return f"there are {members} processes of this kind already, no more than {max_members} are served"
     return None
+
+
+def _is_fit_to_print(name: str, max_length: int) -> bool:
+    return 0 < len(name) <= max_length and name.isprintable()

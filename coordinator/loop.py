@@ -34,7 +34,7 @@ from coordinator.events import (
 )
 from protocol.codec import AT_COORDINATOR_FROM_CLIENT, AT_COORDINATOR_FROM_ENGINE, Frame, encode
 from protocol.errors import ProtocolError
-from protocol.malformed import MalformedCounter
+from protocol.malformed import MalformedLog
 
 logger = logging.getLogger("shoal.coordinator")
 
@@ -58,7 +58,7 @@ class CoordinatorLoop:
     """Moves bytes between the sockets and the core."""
 
     def __init__(
-        self, sockets: Sockets, state: ClusterState, malformed: MalformedCounter, clock: Callable[[], float]
+        self, sockets: Sockets, state: ClusterState, malformed: MalformedLog, clock: Callable[[], float]
     ) -> None:
         self._sockets = sockets
         self._state = state

@@ -15,9 +15,11 @@ from coordinator.cluster import ClusterState
 from coordinator.config import CoordinatorConfig
 from coordinator.loop import CoordinatorLoop, Sockets, ZmqSocket
 from coordinator.parts import Settings
+from protocol.errors import AddressError
+from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex, new_incarnation
 from protocol.lifeline import Lifeline, Notice
-from protocol.malformed import MalformedCounter
+from protocol.malformed import MalformedLog
 from protocol.sockets import SocketKind, open_socket
 
 logger = logging.getLogger("shoal.coordinator")
@@ -28,17 +30,25 @@ CLIENT_INDEX_STRIDE = 2**16
 
 
 def run(config: CoordinatorConfig, lifeline: Lifeline) -> int:
-    """Serves until SIGTERM or SIGINT, then returns 0 at once: no stream passes through here, nothing is to be drained.
+    """Serves until SIGTERM or SIGINT, then ends at once: no stream passes through here, nothing is to be drained.
 
-    Raises AddressError for an address that may not be used, zmq.ZMQError for one that is taken.
+    Returns the exit code: HOPELESS when an address cannot be used.
     """
+    try:
+        _serve(config, lifeline)
+    except AddressError as error:
+        logger.error("cannot start: %s", error)
+        return ExitCode.HOPELESS
+    logger.info("ends")
+    return ExitCode.DRAINED
+
+
+def _serve(config: CoordinatorConfig, lifeline: Lifeline) -> None:
     with _stop_on_signals() as stop, _open_sockets(config, stop) as sockets:
-        logger.info("coordinator listens at %s, %s, %s", *_addresses(sockets))
+        logger.info("listens at %s, %s, %s", *_addresses(sockets))
         lifeline.notify(Notice("ready"))
         make_loop(config, sockets).run()
         lifeline.notify(Notice("draining"))
-    logger.info("coordinator ends")
-    return 0
 
 
 def make_loop(config: CoordinatorConfig, sockets: Sockets) -> CoordinatorLoop:
@@ -50,7 +60,7 @@ def make_loop(config: CoordinatorConfig, sockets: Sockets) -> CoordinatorLoop:
         heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
     state = ClusterState(settings, time.monotonic())
-    return CoordinatorLoop(sockets, state, MalformedCounter(time.monotonic), time.monotonic)
+    return CoordinatorLoop(sockets, state, MalformedLog(time.monotonic), time.monotonic)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from protocol.lifeline import LIFELINE_FD, Notice
 
 logger = logging.getLogger("shoal.supervisor")
 
+LAST_NOTICES_S = 1.0
+"""For what a process wrote just before its end: more than it takes to read, also on a busy machine."""
 _STANDARD_ERROR = 2
 _notice_decoder = msgspec.json.Decoder(Notice)
 
@@ -32,7 +34,9 @@ class Child:
         """Hands on the process's notices until it is dead; returns its exit code (minus the signal's number)."""
         notices = asyncio.create_task(self._read_notices(on_notice), name=f"notices of {self.spec.name}")
         try:
-            return await self._process.wait()
+            code = await self._process.wait()
+            await asyncio.wait((notices,), timeout=LAST_NOTICES_S)
+            return code
         finally:
             notices.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -41,13 +45,20 @@ class Child:
     async def _read_notices(self, on_notice: Callable[[Notice], None]) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=self._lifeline)
         try:
-            while line := await reader.readline():
+            while line := await self._next_line(reader):
                 try:
                     on_notice(_notice_decoder.decode(line))
                 except msgspec.MsgspecError as error:
                     logger.warning("%s sent a notice that cannot be read: %s", self.spec.name, error)
         finally:
             writer.close()
+
+    async def _next_line(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await reader.readline()
+        except (OSError, ValueError) as error:  # ValueError: a line without an end
+            logger.warning("no notices of %s can be read any more: %s", self.spec.name, error)
+            return b""
 
     def terminate(self) -> None:
         """SIGTERM: the process drains and exits."""

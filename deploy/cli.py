@@ -15,6 +15,7 @@ from api_server.config import ApiServerConfig
 from coordinator.config import CoordinatorConfig
 from deploy.cache import CACHE_VARIABLE, cache_directory
 from deploy.config import all_serve_options
+from deploy.failure_notice import LastError
 from deploy.options import (
     Option,
     OptionError,
@@ -32,6 +33,8 @@ from protocol.logs import set_up_logging
 logger = logging.getLogger("shoal.cli")
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+"""As a shell says it of a command that SIGINT ended."""
 CONFIG_VARIABLE = "SHOAL_CONFIG"
 
 _COMMAND_OPTIONS: dict[str, tuple[Option, ...]] = {
@@ -40,6 +43,7 @@ _COMMAND_OPTIONS: dict[str, tuple[Option, ...]] = {
     "engine-core": options_of(EngineCoreConfig),
     "api-server": options_of(ApiServerConfig),
 }
+_DOCTOR_OPTIONS = tuple(option for option in all_serve_options() if option.name in ("host", "port"))
 _HELP = {
     "serve": "run a whole cluster on this machine",
     "coordinator": "run the coordinator alone",
@@ -61,14 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OptionError as error:
         print(f"shoal {flags['command']}: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        print(f"shoal {flags['command']}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def _parser(with_bench: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="shoal",
         description="Serves open-weight language models with MLX.",
-        epilog=f"Cache: {CACHE_VARIABLE}, now {cache_directory()}. Every option is also an environment variable "
-        "(named in brackets) and a key of the TOML file that --config names.",
+        epilog=f"Cache: {CACHE_VARIABLE}, now {cache_directory()}. Each option of serve and of the roles is also an "
+        "environment variable and a key of the TOML file that --config names: see shoal serve --help. serve and the "
+        "roles end with 0 when SIGTERM drained them, 1 after a failure, 2 when a restart would not help, 3 when they "
+        "were ended by force (a second signal, or a process that had to be killed).",
     )
     parser.add_argument("--version", action="version", version=f"shoal {importlib.metadata.version('shoal')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -78,7 +87,7 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
         add_flags(sub, options, positional="model" if command == "serve" else None)
     doctor = commands.add_parser("doctor", help="what this machine can do, and what is missing")
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument("--port", type=int, default=8000, help="HTTP port to check [default: 8000]")
+    add_flags(doctor, _DOCTOR_OPTIONS)
     pull = commands.add_parser("pull", help="fetch a model and print its folder")
     pull.add_argument("model", metavar="MODEL", help="demo, a hub id (owner/name), or a folder to check")
     commands.add_parser("models", help="list the models that need no download")
@@ -92,7 +101,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
 
         add_bench_parser(commands)
     else:
-        commands.add_parser("bench", help="load generator and micro-benches", add_help=False)
+        commands.add_parser("bench", help="measure a server (bench serve)", add_help=False)
 
 
 # --- configuration -------------------------------------------------------------------------------------------
@@ -119,29 +128,67 @@ def _set_up(process_name: str, values: Mapping[str, Any]) -> None:
         logger.warning("%s", complaint)
 
 
-def _role(command: str, config_type: type[C], flags: Mapping[str, Any]) -> tuple[C, Lifeline]:
+def _run_role(
+    command: str, config_type: type[C], flags: Mapping[str, Any], import_run: Callable[[], Callable[[C, Lifeline], int]]
+) -> int:
     lifeline = Lifeline.from_environment()  # first, so that a supervisor's death is seen from here on
     config = msgspec.convert(_values(command, flags), config_type)
     name = "coordinator" if isinstance(config, CoordinatorConfig) else config.name
     _set_up(name, {"log_level": config.log_level, "log_format": config.log_format})
-    return config, lifeline
+    last_error = LastError()
+    logging.getLogger().addHandler(last_error)
+    code = import_run()(config, lifeline)
+    if code != 0:
+        last_error.tell(lifeline)
+    return code
 
 
 # --- commands ------------------------------------------------------------------------------------------------
 
 
 def _coordinator(flags: Mapping[str, Any]) -> int:
-    config, lifeline = _role("coordinator", CoordinatorConfig, flags)
-    from coordinator.main import run
+    def import_run() -> Callable[[CoordinatorConfig, Lifeline], int]:
+        from coordinator.main import run
 
-    return run(config, lifeline)
+        return run
+
+    return _run_role("coordinator", CoordinatorConfig, flags, import_run)
 
 
 def _engine_core(flags: Mapping[str, Any]) -> int:
-    config, lifeline = _role("engine-core", EngineCoreConfig, flags)
-    from engine_core.main import run
+    def import_run() -> Callable[[EngineCoreConfig, Lifeline], int]:
+        from engine_core.main import run
 
-    return run(config, lifeline)
+        return run if by_supervisor else lambda config, lifeline: _with_folder(run, config, lifeline)
+
+    by_supervisor = LIFELINE_FD in os.environ  # it has made a folder of the model's name
+    return _run_role("engine-core", EngineCoreConfig, flags, import_run)
+
+
+def _with_folder(run: Callable[[EngineCoreConfig, Lifeline], int], config: EngineCoreConfig, lifeline: Lifeline) -> int:
+    """Runs an engine core that was started by hand: its model may be called what `shoal serve` and `pull` call it."""
+    from deploy.machine import OPENBLAS_ADVICE, OPENBLAS_MISSING, lacks_openblas
+
+    if config.model.startswith("sim:"):
+        return run(config, lifeline)
+    if lacks_openblas(os.environ):
+        logger.warning("OpenBLAS %s; %s", OPENBLAS_MISSING, OPENBLAS_ADVICE)
+    from deploy.launch import hub_name
+
+    try:
+        from deploy.demo_model import DemoModelError
+        from deploy.models import ModelError, pull
+    except ModuleNotFoundError as error:
+        _lacks_engine("engine-core", error)
+        return EXIT_USAGE
+
+    try:
+        folder = pull(config.model, cache_directory())
+    except (DemoModelError, ModelError) as error:
+        logger.error("%s", error)
+        return EXIT_USAGE
+    name = config.served_model_name or hub_name(config.model, folder)
+    return run(msgspec.structs.replace(config, model=str(folder), served_model_name=name), lifeline)
 
 
 def _preload_openblas() -> None:
@@ -154,10 +201,12 @@ def _preload_openblas() -> None:
 
 
 def _api_server(flags: Mapping[str, Any]) -> int:
-    config, lifeline = _role("api-server", ApiServerConfig, flags)
-    from api_server.main import run
+    def import_run() -> Callable[[ApiServerConfig, Lifeline], int]:
+        from api_server.main import run
 
-    return run(config, lifeline)
+        return run
+
+    return _run_role("api-server", ApiServerConfig, flags, import_run)
 
 
 def _serve(flags: Mapping[str, Any]) -> int:
@@ -172,13 +221,19 @@ def _pull(flags: Mapping[str, Any]) -> int:
     by_hand = LIFELINE_FD not in os.environ
     lifeline = Lifeline.from_environment()
     set_up_logging("pull", "info", "text")
-    from deploy.demo_model import DemoModelError
-    from deploy.models import ModelError, pull
+    try:
+        from deploy.demo_model import DemoModelError
+        from deploy.models import ModelError, pull
+    except ModuleNotFoundError as error:
+        lifeline.notify(Notice("failed", detail=_lacks_engine("pull", error)))
+        return 1
 
     try:
         folder = pull(flags["model"], cache_directory())
     except (DemoModelError, ModelError) as error:
-        print(f"shoal pull: {error}", file=sys.stderr)
+        if by_hand:
+            print(f"shoal pull: {error}", file=sys.stderr)
+        lifeline.notify(Notice("failed", detail=str(error)))
         return 1
     lifeline.notify(Notice("ready", detail=str(folder)))
     if by_hand:
@@ -187,17 +242,29 @@ def _pull(flags: Mapping[str, Any]) -> int:
 
 
 def _models(_flags: Mapping[str, Any]) -> int:
-    from deploy.models import local_models
-
+    try:
+        from deploy.models import local_models
+    except ModuleNotFoundError as error:
+        _lacks_engine("models", error)
+        return 1
     for name, folder, size_bytes in local_models(cache_directory()):
         print(f"{name}\t{size_bytes / 1e6:.0f} MB\t{folder}")
     return 0
 
 
+def _lacks_engine(command: str, error: ModuleNotFoundError) -> str:
+    """Says so; returns what it said."""
+    reason = f"{error.name} is not installed: pip install 'shoal[engine]'"
+    print(f"shoal {command}: {reason}", file=sys.stderr)
+    return reason
+
+
 def _doctor(flags: Mapping[str, Any]) -> int:
     from deploy.doctor import run_doctor
 
-    return run_doctor(port=flags["port"], as_json=flags["json"])
+    values = given_values(_DOCTOR_OPTIONS, flags, os.environ, {})
+    defaults = {option.name: option.default for option in _DOCTOR_OPTIONS}
+    return run_doctor(**{**defaults, **values}, as_json=flags["json"])
 
 
 def _bench(flags: Mapping[str, Any]) -> int:

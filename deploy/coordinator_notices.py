@@ -9,7 +9,7 @@ import zmq
 import zmq.asyncio
 
 from protocol.codec import encode
-from protocol.identifiers import new_incarnation
+from protocol.identifiers import member_identity, new_incarnation
 from protocol.messages import ProcessExited
 from protocol.sockets import ConnectionEvent, connection_event, open_member
 
@@ -24,7 +24,7 @@ class CoordinatorNotices:
 
     def __init__(self, clients_address: str) -> None:
         self._context = zmq.asyncio.Context()
-        identity = f"supervisor-{os.getpid()}/{new_incarnation()}".encode()
+        identity = member_identity(f"supervisor-{os.getpid()}", new_incarnation())
         self._socket, self._monitor = open_member(self._context, clients_address, identity)
         self._unsent: deque[ProcessExited] = deque(maxlen=MAX_UNSENT)
 

@@ -1,6 +1,7 @@
 """`shoal doctor`: what this machine can do, what is missing, and what to do about it."""
 
 import enum
+import http.client
 import importlib.metadata
 import os
 import platform
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from api_server.http_socket import BindError, bind_http_socket
 from deploy.cache import cache_directory
-from deploy.http_socket import BindError, bind_http_socket
 from deploy.machine import (
+    OPENBLAS_ADVICE,
+    OPENBLAS_MISSING,
     Backend,
     cores,
     find_openblas,
@@ -35,6 +38,9 @@ ENOUGH_DISK_BYTES = 2 * 2**30
 SLOW_GFLOPS = 20.0
 """float32 product: below this it is the reference BLAS (2.5 on a 2-core x86 host; with OpenBLAS 178)."""
 _MEASURE_LIMIT_S = 60
+_ANSWER_LIMIT_S = 2
+_LOOKED_AT_BYTES = 4096
+_SHOAL_METRICS = b"shoal:"
 
 _MEASUREMENT = """
 import time
@@ -71,9 +77,9 @@ class Check(msgspec.Struct, frozen=True):
     """What to do; empty when nothing is to be done."""
 
 
-def run_doctor(port: int, as_json: bool) -> int:
+def run_doctor(host: str, port: int, as_json: bool) -> int:
     """Prints the report; returns 1 when a check failed."""
-    checks = [check() for check in _checks(port)]
+    checks = [check() for check in _checks(host, port)]
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(checks)).decode())
     else:
@@ -84,7 +90,7 @@ def run_doctor(port: int, as_json: bool) -> int:
     return int(any(check.status is Status.FAIL for check in checks))
 
 
-def _checks(port: int) -> list[Callable[[], Check]]:
+def _checks(host: str, port: int) -> list[Callable[[], Check]]:
     return [
         lambda: python_check(sys.version_info[:2], platform.python_version()),
         _platform_check,
@@ -92,7 +98,7 @@ def _checks(port: int) -> list[Callable[[], Check]]:
         lambda: openblas_check(mlx_backend(), find_openblas(), sys.platform),
         lambda: memory_check(memory_bytes(), cores()),
         lambda: file_limit_check(*resource.getrlimit(resource.RLIMIT_NOFILE)),
-        lambda: _port_check(port),
+        lambda: _port_check(host, port),
         _cache_check,
         _run_directory_check,
         lambda: grammar_check(_version("xgrammar"), _version("torch")),
@@ -163,8 +169,7 @@ def openblas_check(backend: Backend, library: Path | None, system: str) -> Check
     if backend is not Backend.CPU or system != "linux":
         return Check("openblas", Status.OK, f"not needed ({backend.value} build of MLX)")
     if library is None:
-        advice = "apt-get install libopenblas0-pthread, dnf install openblas-threads, or pacman -S openblas"
-        return Check("openblas", Status.WARN, "not found: float32 products take about 70 times as long", advice)
+        return Check("openblas", Status.WARN, OPENBLAS_MISSING, OPENBLAS_ADVICE)
     return Check("openblas", Status.OK, f"{library}, preloaded into engine cores")
 
 
@@ -186,12 +191,34 @@ def file_limit_check(soft: int, hard: int) -> Check:
     )
 
 
-def _port_check(port: int) -> Check:
+def _port_check(host: str, port: int) -> Check:
     try:
-        bind_http_socket("127.0.0.1", port).close()
+        bind_http_socket(host, port).close()
     except (BindError, OverflowError) as error:
-        return Check("http port", Status.FAIL, str(error), "stop what listens there, or serve on another with --port")
-    return Check("http port", Status.OK, f"{port} is free")
+        return port_check(port, str(error), _is_shoal(host, port))
+    return port_check(port, None, False)
+
+
+def port_check(port: int, error: str | None, by_shoal: bool) -> Check:
+    """Whether HTTP can be served: `error` says why not, `by_shoal`: another one is there already."""
+    if error is None:
+        return Check("http port", Status.OK, f"{port} is free")
+    if by_shoal:
+        advice = "use it, or serve beside it with another --port"
+        return Check("http port", Status.WARN, f"another Shoal serves on {port}", advice)
+    return Check("http port", Status.FAIL, error, "stop what listens there, or serve on another with --port")
+
+
+def _is_shoal(host: str, port: int) -> bool:
+    """Whether what listens there is a Shoal: its metrics, which need no API key, say so."""
+    connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_LIMIT_S)
+    try:
+        connection.request("GET", "/metrics")
+        return _SHOAL_METRICS in connection.getresponse().read(_LOOKED_AT_BYTES)
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _cache_check() -> Check:

@@ -105,8 +105,17 @@ def _kv_cache_share(engines: int, folder: Path) -> int | None:
     """Bytes for each engine core's KV cache; None leaves it to the engine core, which knows a CUDA device's memory."""
     if mlx_backend() is Backend.CUDA:
         return None
-    weights = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
-    return kv_cache_bytes(memory_bytes(), engines, weights)
+    return kv_cache_bytes(memory_bytes(), engines, weight_bytes(folder))
+
+
+def hub_name(asked: str, folder: Path) -> str | None:
+    """The model's hub id when its folder is one of the hub's cache, which is named after a commit; None otherwise."""
+    return asked if folder.parent.name == "snapshots" and not Path(asked).expanduser().is_dir() else None
+
+
+def weight_bytes(folder: Path) -> int:
+    """Size of a model folder's weights."""
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
 
 
 def pull_spec(model: str, environment: Mapping[str, str]) -> ProcessSpec:

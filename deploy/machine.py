@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -31,6 +31,8 @@ def mlx_backend() -> Backend:
 
 # --- OpenBLAS ------------------------------------------------------------------------------------------------
 
+OPENBLAS_MISSING = "not found: float32 products take about 70 times as long"
+OPENBLAS_ADVICE = "apt-get install libopenblas0-pthread, dnf install openblas-threads, or pacman -S openblas"
 PRELOAD = "LD_PRELOAD"
 _LIBRARY = re.compile(r"libopenblas(?P<kind>p?)\S*\.so\.0 \((?P<abi>[^)]*)\) => (?P<path>\S+)")
 _ABIS = {"x86_64": "x86-64", "aarch64": "AArch64"}
@@ -59,10 +61,13 @@ def _ldconfig_listing() -> str:
     return ""
 
 
-def openblas_of_ldconfig(listing: str, machine: str) -> Path | None:
-    """OpenBLAS in the output of `ldconfig -p` for this machine type (`uname -m`); one with threads if it can be."""
+def openblas_of_ldconfig(listing: str, machine: str, exists: Callable[[Path], bool] = Path.exists) -> Path | None:
+    """OpenBLAS in the output of `ldconfig -p` for this machine type (`uname -m`); one with threads if it can be.
+
+    The listing is a cache: a library that was removed stays in it until ldconfig runs again.
+    """
     abi = _ABIS.get(machine, machine)
-    found = [match for match in _LIBRARY.finditer(listing) if abi in match["abi"]]
+    found = [match for match in _LIBRARY.finditer(listing) if abi in match["abi"] and exists(Path(match["path"]))]
     found.sort(key=lambda match: match["kind"] != "p")
     return Path(found[0]["path"]) if found else None
 
@@ -74,12 +79,21 @@ def openblas_environment(environment: Mapping[str, str]) -> dict[str, str]:
     of 512 x 512 from 2.5 to 178 GFLOP/s. An LD_PRELOAD that names a BLAS already is left alone.
     """
     preloaded = environment.get(PRELOAD, "")
-    if sys.platform != "linux" or "blas" in preloaded or "libmkl" in preloaded or mlx_backend() is not Backend.CPU:
-        return {}
-    library = find_openblas()
+    library = find_openblas() if _wants_openblas(preloaded) else None
     if library is None:
         return {}
     return {PRELOAD: f"{library}:{preloaded}" if preloaded else str(library)}
+
+
+def lacks_openblas(environment: Mapping[str, str]) -> bool:
+    """Whether engine cores will be slow for want of OpenBLAS."""
+    return _wants_openblas(environment.get(PRELOAD, "")) and find_openblas() is None
+
+
+def _wants_openblas(preloaded: str) -> bool:
+    if sys.platform != "linux" or "blas" in preloaded or "libmkl" in preloaded:
+        return False
+    return mlx_backend() is Backend.CPU
 
 
 # --- memory and cores ----------------------------------------------------------------------------------------

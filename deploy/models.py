@@ -9,7 +9,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from deploy.demo_model import ensure_demo_model, suitable_weights
 
 DEMO = "demo"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""Not ./x, ../x or /x, which are paths."""
 _WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 
 
@@ -30,6 +31,7 @@ def pull(model: str, cache: Path) -> Path:
     if not _HUB_ID.fullmatch(model):
         raise ModelError(
             f"no model folder {model!r}; a hub id would look like owner/name, the built-in one is {DEMO!r}"
+            + (f" ({folder.absolute()} is a file)" if folder.is_file() else "")
         )
     return _checked(_from_hub(model))
 

@@ -14,6 +14,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
+from protocol.option_words import choices_of, wanted
+
 PREFIX = "SHOAL_"
 
 
@@ -83,7 +85,7 @@ def add_flags(parser: argparse.ArgumentParser, options: Iterable[Option], positi
             dest=option.name,
             default=None,
             action="append" if option.repeatable else "store",
-            metavar=option.name.rpartition("_")[2].upper(),
+            metavar="|".join(choices_of(option.type)) or option.name.rpartition("_")[2].upper(),
             help=_help_text(option),
         )
 
@@ -94,7 +96,8 @@ def _help_text(option: Option) -> str:
     elif option.default in (None, ()):
         default = ""
     else:
-        default = f"default: {option.default}"
+        shown = f"{option.default:g}" if isinstance(option.default, float) else option.default
+        default = f"default: {shown}"
     notes = "; ".join(note for note in (default, option.variable) if note)
     return f"{option.description} [{notes}]".replace("%", "%%")
 
@@ -145,7 +148,7 @@ def given_values(
         if (text := flags.get(option.name)) is not None:
             values[option.name] = _converted(option, text, option.flag, from_text=True)
         elif (text := environment.get(option.variable)) is not None:
-            parts = [part for part in text.split(",") if part] if option.repeatable else text
+            parts = [part.strip() for part in text.split(",")] if option.repeatable else text
             values[option.name] = _converted(option, parts, option.variable, from_text=True)
         elif option.name in file:
             values[option.name] = _converted(option, file[option.name], f"key {option.name!r}", from_text=False)
@@ -156,10 +159,13 @@ def given_values(
 
 def _converted(option: Option, value: Any, source: str, from_text: bool) -> Any:
     try:
-        return msgspec.convert(value, option.type, strict=not from_text)
+        converted = msgspec.convert(value, option.type, strict=not from_text)
     except msgspec.ValidationError as error:
-        shown = "" if option.secret else f" (got {value!r})"
-        raise OptionError(f"{source}: {error}{shown}") from error
+        shown = "" if option.secret else f" (got {value if from_text else repr(value)})"
+        raise OptionError(f"{source}: must be {wanted(option.type)}{shown}") from error
+    if option.secret and any(not part.strip() for part in converted):
+        raise OptionError(f"{source}: must not be empty (to do without, leave it out)")
+    return converted
 
 
 def as_flags(options: Iterable[Option], values: Mapping[str, Any]) -> list[str]:

@@ -4,14 +4,17 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import IO
 
-from protocol.addresses import CLIENTS, CLUSTER, ENGINES, ipc_address, make_run_directory
+from protocol.addresses import CLIENTS, CLUSTER, ENGINES, ipc_address
 from protocol.errors import AddressError
 
 _LOCK = "supervisor.lock"
+_MADE_BY_SHOAL = "made by shoal\n"
+"""In the lock file of a directory that was not there before."""
 _METRICS = "metrics"
 _OUTPUTS = "outputs-"
 _PREFIX = "shoal-"
@@ -22,12 +25,17 @@ class RunDirectory:
 
     def __init__(self, path: Path | None) -> None:
         """Makes a new one, or takes the one given. Raises AddressError when it is in use, or open to others."""
-        self._is_ours = path is None or not path.exists()
+        made_now = path is None or not path.exists()
         self.path = make_run_directory(path.absolute() if path else None)
         lock = _lock(self.path)
         if lock is None:
             raise AddressError(f"run directory {self.path} is used by a supervisor that is alive")
         self._lock = lock
+        # One that a killed supervisor made, and so could not remove, is taken over together with that duty.
+        self._is_ours = made_now or lock.read() == _MADE_BY_SHOAL
+        if made_now:
+            lock.write(_MADE_BY_SHOAL)
+            lock.flush()
         self._remove_contents()
         self.metrics.mkdir(mode=0o700)
 
@@ -71,9 +79,32 @@ class RunDirectory:
         shutil.rmtree(self.metrics, ignore_errors=True)
 
 
+def make_run_directory(path: Path | None) -> Path:
+    """Creates a run directory (mode 0700, ours), or checks the one given.
+
+    Raises AddressError when `path` is no directory and cannot be made one, or others than we could get at the sockets
+    in it.
+    """
+    if path is None:
+        return Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise AddressError(f"run directory {path} is not a directory") from error
+    except OSError as error:
+        raise AddressError(f"run directory {path} cannot be made: {error.strerror}") from error
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise AddressError(f"run directory {path} belongs to user {status.st_uid}, not to {os.getuid()}")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise AddressError(f"run directory {path} is open to other users: chmod 700 it")
+    return path
+
+
 def _lock(path: Path) -> IO[str] | None:
     """The lock file, held; None when another process holds it. The kernel lets go of it when its holder dies."""
-    file = (path / _LOCK).open("w")
+    file = (path / _LOCK).open("a+")
+    file.seek(0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -90,7 +121,22 @@ def remove_stale() -> list[Path]:
             continue
         lock = _lock(path)
         if lock is not None:
-            shutil.rmtree(path, ignore_errors=True)
+            if _remove_tree(path):
+                removed.append(path)
             lock.close()
-            removed.append(path)
     return removed
+
+
+def _remove_tree(path: Path) -> bool:
+    """Removes a run directory, its lock last: what cannot be removed yet keeps the mark by which it is found again."""
+    for entry in path.iterdir():
+        if entry.name == _METRICS:
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != _LOCK:
+            with contextlib.suppress(OSError):
+                entry.unlink()
+    if {entry.name for entry in path.iterdir()} != {_LOCK}:
+        return False  # a process that is about to end still writes there
+    (path / _LOCK).unlink()
+    path.rmdir()
+    return True

@@ -3,6 +3,8 @@
 import enum
 
 HEALTHY_AFTER_S = 60.0
+CLEAN_AFTER_S = 1.0
+"""Who served for so long and exits with code 0 was asked to (SIGTERM by hand): no failure. Sooner, it might spin."""
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 
@@ -71,13 +73,17 @@ class SupervisedProcess:
         self.ready_since_s = now_s
         self.was_ever_ready = True
 
-    def fail(self, now_s: float) -> float:
-        """Counts a death and schedules the restart; returns the delay in seconds."""
-        if self.ready_since_s is not None and now_s - self.ready_since_s >= HEALTHY_AFTER_S:
+    def end(self, code: int, now_s: float) -> float:
+        """Takes its exit code, counts a failure if it is one, schedules the restart; returns the delay in seconds."""
+        ready_for_s = 0.0 if self.ready_since_s is None else now_s - self.ready_since_s
+        if ready_for_s >= HEALTHY_AFTER_S:
             self.failures = 0
         self.ready_since_s = None
-        self.failures += 1
-        delay_s = 0.0 if self.failures == 1 else min(FIRST_DELAY_S * 2 ** (self.failures - 2), LONGEST_DELAY_S)
+        delay_s = 0.0
+        if code != 0 or ready_for_s < CLEAN_AFTER_S:
+            self.failures += 1
+            if self.failures > 1:
+                delay_s = min(FIRST_DELAY_S * 2 ** (self.failures - 2), LONGEST_DELAY_S)
         self.move(ProcessState.BACKING_OFF)
         self.restart_at_s = now_s + delay_s
         return delay_s

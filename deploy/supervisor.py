@@ -16,13 +16,14 @@ from typing import Any, assert_never
 import msgspec
 
 from api_server.config import ApiServerConfig
+from api_server.http_socket import BindError, bind_http_socket, url_of
 from deploy.child import Child, start_child
 from deploy.config import SERVE_OPTIONS, ServeConfig
 from deploy.coordinator_notices import CoordinatorNotices
-from deploy.http_socket import BindError, bind_http_socket, url_of
-from deploy.launch import SIMULATED, Launch, ProcessSpec, pull_spec
+from deploy.launch import SIMULATED, Launch, ProcessSpec, hub_name, pull_spec
 from deploy.load_display import LoadDisplay
 from deploy.run_directory import RunDirectory, remove_stale
+from deploy.start_checks import StartError, check_machine, check_options
 from deploy.supervised_process import Role
 from deploy.supervisor_core import (
     AnnounceFailure,
@@ -49,10 +50,6 @@ from protocol.lifeline import Notice
 logger = logging.getLogger("shoal.supervisor")
 
 
-class StartError(Exception):
-    """The cluster cannot be started; the message says why."""
-
-
 def serve(values: Mapping[str, Any]) -> int:
     """Runs a cluster with these options (those that were given); returns the exit code."""
     try:
@@ -76,11 +73,15 @@ async def _serve(values: Mapping[str, Any]) -> int:
         loop.add_signal_handler(signal_number, events.put_nowait, StopRequested())
     for stale in remove_stale():
         logger.info("removed %s, left by a supervisor that died", stale)
+    check_options(config.model, values)
     with bind_http_socket(host, port) as listening:
         model = await _resolve(config.model, events)
         if model is None:
             return 0
-        launch = Launch(model, config.engines, config.api_servers, values)
+        check_machine(model, config.engines, values.get("kv_cache_memory_bytes"))
+        name = hub_name(config.model, Path(model))
+        options = values if name is None else {"served_model_name": name, **values}
+        launch = Launch(model, config.engines, config.api_servers, options)
         directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
         try:
             specs = launch.specs(directory, listening.fileno(), os.environ)
@@ -106,18 +107,23 @@ async def _resolve(model: str, events: "asyncio.Queue[Event]") -> str | None:
     """
     if model.startswith(SIMULATED):
         return model
-    child = await start_child(pull_spec(model, os.environ))
-    folders: list[str] = []
-    end = asyncio.create_task(child.wait(lambda notice: folders.append(notice.detail)))
+    try:
+        child = await start_child(pull_spec(model, os.environ))
+    except OSError as error:
+        raise StartError(f"the process that fetches the model cannot be started: {error}") from error
+    notices: list[Notice] = []
+    end = asyncio.create_task(child.wait(notices.append))
     stop = asyncio.create_task(events.get())
     await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
     child.kill()  # nothing happens when it has ended; otherwise it leaves nothing that looks finished
     await end
     if not stop.cancel():
         return None
-    if not folders:
+    if not notices:
         raise StartError(f"model {model!r} cannot be served (see above)")
-    return folders[-1]
+    if notices[-1].state == "failed":
+        raise StartError(notices[-1].detail)
+    return notices[-1].detail
 
 
 _READY_STATES = {Role.API_SERVER: "serving"}
@@ -146,27 +152,35 @@ class Cluster:
         self._display = LoadDisplay()
         self._children: dict[str, Child] = {}
         """The last process of each name, dead or alive; none when its start failed."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._reasons: dict[str, str] = {}
+        """Why the last process of a name says that it ends."""
+        self._failure: str | None = None
         self._exit_code: int | None = None
 
     async def run(self) -> int:
         """Runs until all processes are gone; returns the exit code."""
-        notices = asyncio.create_task(self._notices.run())
         try:
-            await self._execute(self._core.start(time.monotonic()))
-            while self._exit_code is None:
-                event = await self._next_event()
-                commands = self._core.handle(event, time.monotonic())
-                if self._core.is_ending:
-                    self._listening.close()  # so that new connections are refused, not left waiting
-                await self._execute(commands)
-            return self._exit_code
+            async with asyncio.TaskGroup() as tasks:  # whichever fails ends the supervisor, and that its children
+                notices = tasks.create_task(self._notices.run(), name="coordinator notices")
+                exit_code = await self._handle_events(tasks)
+                notices.cancel()
+            return exit_code
         finally:
             for child in self._children.values():
                 child.kill()
-            notices.cancel()
-            await asyncio.gather(notices, *self._tasks, return_exceptions=True)
             self._notices.close()
+
+    async def _handle_events(self, tasks: asyncio.TaskGroup) -> int:
+        await self._execute(self._core.start(time.monotonic()), tasks)
+        while self._exit_code is None:
+            event = await self._next_event()
+            commands = self._core.handle(event, time.monotonic())
+            if self._core.is_ending:
+                self._listening.close()  # so that new connections are refused, not left waiting
+            await self._execute(commands, tasks)
+        if self._failure is not None:
+            logger.error("%s", self._failure)  # again, for it stands far above by now
+        return self._exit_code
 
     async def _next_event(self) -> Event:
         deadline_s = self._core.next_deadline_s()
@@ -176,13 +190,14 @@ class Cluster:
         except TimeoutError:
             return TimePassed()
 
-    async def _execute(self, commands: Sequence[Command]) -> None:
+    async def _execute(self, commands: Sequence[Command], tasks: asyncio.TaskGroup) -> None:
+        started: list[str] = []
         for command in commands:
             match command:
                 case Start(name):
-                    await self._start(name)
+                    if child := await self._start(name, tasks):
+                        started.append(f"{name} (pid {child.pid})")
                 case Terminate(name):
-                    logger.info("ending %s", name)
                     if child := self._children.get(name):
                         child.terminate()
                 case Kill(name):
@@ -197,20 +212,21 @@ class Cluster:
                     self._announce(command)
                 case _:
                     assert_never(command)
+        if started:
+            logger.info("started %s", ", ".join(started))
 
-    async def _start(self, name: str) -> None:
+    async def _start(self, name: str, tasks: asyncio.TaskGroup) -> Child | None:
         self._children.pop(name, None)
+        self._reasons.pop(name, None)
         try:
             child = await start_child(self._specs[name])
         except OSError as error:  # no memory or no process left: like a death, to be tried again
             logger.error("%s cannot be started: %s", name, error)
             self._events.put_nowait(Exited(name, 1))
-            return
+            return None
         self._children[name] = child
-        logger.info("started %s (pid %d)", name, child.pid)
-        task = asyncio.create_task(self._watch(child), name=f"watch {name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.create_task(self._watch(child), name=f"watch {name}")
+        return child
 
     async def _watch(self, child: Child) -> None:
         name = child.spec.name
@@ -219,7 +235,9 @@ class Cluster:
         self._events.put_nowait(Exited(name, code))
 
     def _on_notice(self, name: str, notice: Notice) -> None:
-        self._display.update(name, notice)
+        self._display.update(name, notice, time.monotonic())
+        if notice.state == "failed":
+            self._reasons[name] = notice.detail
         if notice.state == self._ready_states[name]:
             self._events.put_nowait(Ready(name))
 
@@ -229,8 +247,12 @@ class Cluster:
                 print(self._ready_line, flush=True)
             case AnnounceRestart(name, code, delay_s, failures):
                 how = describe_exit(code)
-                logger.warning("%s ended %s (%d in a row); starting it again in %.1f s", name, how, failures, delay_s)
-            case AnnounceFailure(message):
+                logger.warning(
+                    "%s ended %s (failures in a row: %d); starting it again in %.1f s", name, how, failures, delay_s
+                )
+            case AnnounceFailure(name, message):
+                reason = self._reasons.get(name)
+                self._failure = message if reason is None else f"{message}: {reason}"
                 logger.error("%s: ending all", message)
             case AnnounceOverdue(name):
                 logger.warning("%s is not gone by its deadline: killing it", name)

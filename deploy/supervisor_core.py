@@ -6,20 +6,22 @@ Events come in through `Supervisor.handle`, commands come out; `next_deadline_s`
 code 2 (wrong configuration, refused, model cannot be loaded), or dies 5 times, will not get better by itself: all
 is ended with exit code 1, so that whatever runs the supervisor sees the failure. Ending goes by stages: API servers
 drain first, for their streams need the engine cores; then the engine cores; the coordinator last. What is not gone
-by its stage's deadline is killed; a second request to stop kills everything.
+by its stage's deadline is killed; a second request to stop kills everything. Then, or when a process fails while it is
+ending, the exit code is 3. A process that had served and exits with code 0 was asked to, by hand: it is started again
+at once, and that is no failure.
 """
 
+import signal
 from collections.abc import Iterable
 
 import msgspec
 
 from deploy.supervised_process import ALIVE, ProcessState, Role, SupervisedProcess
+from protocol.exit_codes import ExitCode
 
 FAILURES_BEFORE_READY = 5
 KILL_GRACE_S = 5.0
 """Beyond the drain timeout: a process has its own deadline and needs some time after it to close."""
-EXIT_HOPELESS = 2
-"""Exit code of a role that will not do better when started again."""
 _STAGES = (Role.API_SERVER, Role.ENGINE_CORE, Role.COORDINATOR)
 
 
@@ -93,8 +95,9 @@ class AnnounceRestart(msgspec.Struct, frozen=True):
 
 
 class AnnounceFailure(msgspec.Struct, frozen=True):
-    """The cluster cannot run; everything is being ended."""
+    """The cluster cannot run because of this process; everything is being ended."""
 
+    name: str
     message: str
 
 
@@ -194,10 +197,12 @@ class Supervisor:
             commands.append(TellCoordinator(process.name))
         if self.is_ending:
             process.move(ProcessState.GONE)
+            if code not in (0, -signal.SIGTERM):  # the latter: before it could serve at all
+                self._exit_code = self._exit_code or ExitCode.FORCED
             return commands + self._enter_stage(now_s)
-        delay_s = process.fail(now_s)
-        if not process.was_ever_ready and (code == EXIT_HOPELESS or process.failures >= FAILURES_BEFORE_READY):
-            commands.append(AnnounceFailure(_hopeless(process, code)))
+        delay_s = process.end(code, now_s)
+        if not process.was_ever_ready and (code == ExitCode.HOPELESS or process.failures >= FAILURES_BEFORE_READY):
+            commands.append(AnnounceFailure(process.name, _hopeless(process, code)))
             return commands + self._end(1, now_s)
         commands.append(AnnounceRestart(process.name, code, delay_s, process.failures))
         return commands + self._start_due(now_s)
@@ -267,8 +272,8 @@ class Supervisor:
 
 
 def _hopeless(process: SupervisedProcess, code: int) -> str:
-    if code == EXIT_HOPELESS:
-        return f"{process.name} cannot start (see its last lines above)"
+    if code == ExitCode.HOPELESS:
+        return f"{process.name} cannot start"
     return f"{process.name} died {process.failures} times before it was ready, the last time {describe_exit(code)}"
 
 

@@ -25,6 +25,7 @@ from engine_core.events import (
 from engine_core.request_check import check_request
 from engine_core.status_board import is_news
 from protocol.codec import Frame, Received
+from protocol.heartbeats import HEARTBEAT_S
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -43,9 +44,6 @@ from protocol.messages import (
     RequestKey,
 )
 from protocol.sockets import ConnectionEvent
-
-HEARTBEAT_S = 1.0
-"""A LoadReport goes out at least this often."""
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -181,6 +179,7 @@ class CoordinatorLink:
             self._reported,
             [(key, client, num_prompt_tokens) for key, (client, num_prompt_tokens) in self._taken.items()],
             self._engine_index,
+            sorted(self._clients),
         )
         return [Send(hello)]
 

@@ -12,7 +12,6 @@ from typing import assert_never
 import zmq
 
 from engine_core.coordinator_link import (
-    HEARTBEAT_S,
     CoordinatorLink,
     DropMalformed,
     EngineIdentity,
@@ -28,8 +27,10 @@ from engine_core.output_thread import OutputEvent
 from engine_core.status_board import StatusBoard
 from protocol.codec import AT_ENGINE, encode
 from protocol.errors import ProtocolError
+from protocol.heartbeats import HEARTBEAT_S
+from protocol.identifiers import member_identity
 from protocol.lifeline import Lifeline, Notice
-from protocol.malformed import MalformedCounter
+from protocol.malformed import MalformedLog
 from protocol.sockets import SocketKind, connection_event, open_member, open_socket
 
 logger = logging.getLogger("shoal.engine_core")
@@ -57,11 +58,14 @@ class InputThread:
         self._outputs = outputs
         self._lifeline = lifeline
         self._has_joined = False
-        self._malformed = MalformedCounter(time.monotonic)
+        self._malformed_log = MalformedLog(time.monotonic)
+        self._malformed_total = 0
         self._bell, _ = open_socket(context, SocketKind.INPROC_IN, _DOORBELL)
         self._bell_rope, _ = open_socket(context, SocketKind.INPROC_OUT, _DOORBELL)
         self.board = StatusBoard(self._ring)
-        self._member, self._monitor = open_member(context, address, f"{identity.name}/{identity.incarnation}".encode())
+        self._member, self._monitor = open_member(
+            context, address, member_identity(identity.name, identity.incarnation)
+        )
         self._poller = zmq.Poller()
         for socket in (self._member, self._monitor, self._bell):
             self._poller.register(socket, zmq.POLLIN)
@@ -109,10 +113,10 @@ class InputThread:
             try:
                 self._handle(AT_ENGINE.decode(frames))
             except ProtocolError as error:
-                self._malformed.drop(error)
+                self._drop(error)
 
     def _handle(self, event: LinkEvent) -> None:
-        for command in self._link.handle(event, time.monotonic(), self._malformed.total):
+        for command in self._link.handle(event, time.monotonic(), self._malformed_total):
             self._execute(command)
 
     def _execute(self, command: LinkCommand) -> None:
@@ -131,9 +135,13 @@ class InputThread:
                     self._announce(news)
                 self._outputs.put(news)
             case DropMalformed(reason):
-                self._malformed.drop(ProtocolError(reason))
+                self._drop(ProtocolError(reason))
             case _:
                 assert_never(command)
+
+    def _drop(self, error: ProtocolError) -> None:
+        self._malformed_total += 1
+        self._malformed_log.drop(error)
 
     def _announce(self, joined: Joined) -> None:
         logger.info("joined coordinator %s as engine core %d", joined.coordinator, joined.engine_index)

@@ -29,24 +29,19 @@ from engine_core.sim_options import SIM_PREFIX
 from protocol.addresses import check_address
 from protocol.card import pack_card
 from protocol.errors import AddressError
+from protocol.exit_codes import ExitCode
 from protocol.identifiers import new_incarnation
 from protocol.lifeline import Lifeline, Notice
 from protocol.messages import ModelInfo
 
 logger = logging.getLogger("shoal.engine_core")
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 JOIN_TIMEOUT_S = 3.0
 """For a thread to end when asked: more than the time for which an output socket lingers."""
 
 
 def run(config: EngineCoreConfig, lifeline: Lifeline) -> int:
-    """Serves until SIGTERM or SIGINT; returns the process's exit code.
-
-    0: drained. 1: something failed, a new process may do better. 2: it cannot work as configured, or the
-    coordinator refused it.
-    """
+    """Serves until SIGTERM or SIGINT; returns the process's exit code, one of ExitCode."""
     inbox: queue.SimpleQueue[CoreEvent] = queue.SimpleQueue()
 
     def drain() -> None:
@@ -63,10 +58,10 @@ def run(config: EngineCoreConfig, lifeline: Lifeline) -> int:
             opened.device.close()
     except (ModelRefused, AddressError) as error:
         logger.error("%s", error)
-        return EXIT_USAGE
+        return ExitCode.HOPELESS
     except Exception:
         logger.exception("engine core failed")
-        return EXIT_FAILED
+        return ExitCode.FAULT
 
 
 def _open_model(config: EngineCoreConfig, lifeline: Lifeline) -> OpenedModel:
@@ -76,8 +71,12 @@ def _open_model(config: EngineCoreConfig, lifeline: Lifeline) -> OpenedModel:
     on_progress(0.0, config.model)
     if config.model.startswith(SIM_PREFIX):
         return open_sim_device(config, on_progress)
-    from engine_core.mlx_device import open_mlx_device  # a simulated engine core needs no MLX
-
+    try:
+        from engine_core.mlx_device import open_mlx_device  # a simulated engine core needs no MLX
+    except ModuleNotFoundError as error:
+        raise ModelRefused(
+            f"{error.name} is not installed: an engine core needs pip install 'shoal[engine]'"
+        ) from error
     return open_mlx_device(config, on_progress)
 
 
@@ -149,4 +148,4 @@ def _join(threads: list[threading.Thread]) -> None:
         thread.join(JOIN_TIMEOUT_S)
         if thread.is_alive():
             logger.error("thread %s does not end", thread.name)
-            os._exit(EXIT_FAILED)
+            os._exit(ExitCode.FAULT)

@@ -2,7 +2,9 @@
 
 An API server whose queue is full has stopped reading (one whose address is no address never starts): its socket is
 closed and its requests are given up, so that it cannot hold up the others or fill the memory. Should it send new
-requests, it gets a new socket, and sees from the gap in the sequence numbers that it has lost outputs.
+requests, it gets a new socket, and sees from the gap in the sequence numbers that it has lost outputs. The numbers
+never start anew, also when a client index was gone for a while (a coordinator gave it up, and the next one took its
+claim over).
 """
 
 import logging
@@ -19,6 +21,9 @@ from protocol.messages import EngineCoreOutput, EngineCoreOutputs
 
 logger = logging.getLogger("shoal.engine_core")
 
+MAX_ENDED = 4_096
+"""Clients that are gone whose next number is remembered; at the limit the one that left first is forgotten."""
+
 
 class PushSocket(Protocol):
     """What is used of a zmq.Socket."""
@@ -33,10 +38,10 @@ class PushSocket(Protocol):
 
 
 class _Stream:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, next_sequence: int) -> None:
         self.address = address
         self.socket: PushSocket | None = None
-        self.next_sequence = 0
+        self.next_sequence = next_sequence
 
 
 class OutputStreams:
@@ -47,6 +52,8 @@ class OutputStreams:
         self._open_push = open_push
         self._engine_index = EngineIndex(-1)
         self._streams: dict[ClientIndex, _Stream] = {}
+        self._ended: dict[ClientIndex, int] = {}
+        """Next sequence number of clients that are gone and were sent something."""
 
     def joined(self, engine_index: EngineIndex) -> None:
         """The coordinator has given this engine core its index."""
@@ -56,11 +63,10 @@ class OutputStreams:
         """These are the API servers now; the streams of all others end."""
         for client_index, stream in list(self._streams.items()):
             if addresses.get(client_index) != stream.address:
-                _close(stream, linger_ms=0)
-                del self._streams[client_index]
+                self._end(client_index, stream)
         for client_index, address in addresses.items():
             if client_index not in self._streams:
-                self._streams[client_index] = _Stream(address)
+                self._streams[client_index] = _Stream(address, self._ended.pop(client_index, 0))
 
     def send(self, outputs: OutputsByClient, timestamp_s: float) -> list[ClientIndex]:
         """Sends one step's outputs; returns the API servers that do not take theirs.
@@ -79,9 +85,24 @@ class OutputStreams:
             _close(stream, linger_ms=None)
         self._streams.clear()
 
+    def _end(self, client_index: ClientIndex, stream: _Stream) -> None:
+        _close(stream, linger_ms=0)
+        del self._streams[client_index]
+        if stream.next_sequence:
+            self._ended[client_index] = stream.next_sequence
+            if len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when a client is both there and gone, or the limit is broken."""
+        assert not self._streams.keys() & self._ended.keys()
+        assert len(self._ended) <= MAX_ENDED
+
     def _send_to(self, client_index: ClientIndex, outputs: list[EngineCoreOutput], timestamp_s: float) -> bool:
         stream = self._streams[client_index]
-        message = EngineCoreOutputs(self._engine_index, self._incarnation, stream.next_sequence, timestamp_s, outputs)
+        message = EngineCoreOutputs(
+            self._engine_index, self._incarnation, stream.next_sequence, timestamp_s, outputs, client_index
+        )
         stream.next_sequence += 1
         try:
             if stream.socket is None:

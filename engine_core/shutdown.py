@@ -12,9 +12,10 @@ import socket
 import threading
 from collections.abc import Callable
 
+from protocol.exit_codes import ExitCode
+
 logger = logging.getLogger("shoal.engine_core")
 
-EXIT_FORCED = 1
 STOP_MARGIN_S = 5.0
 """Beyond the drain's own time: for the step that runs at its end, and for the last outputs."""
 
@@ -42,7 +43,7 @@ class ShutdownWatch:
         self._receiving.recv(1)
         if not self._serving.is_set():
             logger.info("stopped before the model was loaded")
-            os._exit(0)
+            os._exit(ExitCode.DRAINED)
         self._on_signal()
         self._receiving.settimeout(self._limit_s)
         try:
@@ -50,7 +51,7 @@ class ShutdownWatch:
             logger.warning("second signal: ending at once")
         except TimeoutError:
             logger.error("not drained %.1f s after the signal: ending", self._limit_s)
-        os._exit(EXIT_FORCED)
+        os._exit(ExitCode.FORCED)
 
 
 def start_thread(name: str, work: Callable[[], None]) -> threading.Thread:
@@ -61,7 +62,7 @@ def start_thread(name: str, work: Callable[[], None]) -> threading.Thread:
             work()
         except Exception:
             logger.exception("thread %s failed: ending", name)
-            os._exit(EXIT_FORCED)
+            os._exit(ExitCode.FAULT)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()

@@ -69,10 +69,13 @@ class _Group:
 
 
 def _nucleus_bounds(descending: mx.array, bounds: mx.array, top_p: mx.array) -> mx.array:
-    """[rows, 1]: the last weight of the fewest likeliest tokens that together reach top_p of what `bounds` keeps."""
+    """[rows, 1]: the last weight of the fewest likeliest tokens that together reach top_p of what `bounds` keeps.
+
+    The likeliest is always among them, also where top_p x the sum is too small for float32.
+    """
     kept = mx.where(descending >= bounds, descending, 0.0)
     before = mx.cumsum(kept, axis=-1) - kept
-    nucleus = (before < top_p * mx.sum(kept, axis=-1, keepdims=True)) & (kept > 0)
+    nucleus = ((before < top_p * mx.sum(kept, axis=-1, keepdims=True)) | (before == 0)) & (kept > 0)
     return mx.min(mx.where(nucleus, kept, mx.inf), axis=-1, keepdims=True)
 
 

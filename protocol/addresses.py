@@ -1,9 +1,7 @@
-"""ZeroMQ addresses: what may be bound and connected, and the private directory of the ipc sockets."""
+"""ZeroMQ addresses: what may be bound and connected, and the names of the ipc sockets."""
 
 import ipaddress
 import os
-import stat
-import tempfile
 from pathlib import Path
 
 import zmq
@@ -14,25 +12,6 @@ CLIENTS = "clients"
 ENGINES = "engines"
 CLUSTER = "cluster"
 """File names of the coordinator's three sockets in a run directory."""
-
-
-def make_run_directory(path: Path | None = None) -> Path:
-    """Creates a run directory (mode 0700, ours), or checks the one given.
-
-    Raises AddressError when `path` is no directory, or others than we could get at the sockets in it.
-    """
-    if path is None:
-        return Path(tempfile.mkdtemp(prefix="shoal-"))
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise AddressError(f"run directory {path} is not a directory") from error
-    status = path.stat()
-    if status.st_uid != os.getuid():
-        raise AddressError(f"run directory {path} belongs to user {status.st_uid}, not to {os.getuid()}")
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise AddressError(f"run directory {path} is open to other users: chmod 700 it")
-    return path
 
 
 def ipc_address(run_directory: Path, name: str) -> str:

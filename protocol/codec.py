@@ -79,6 +79,10 @@ AT_OUTPUTS: Door[EngineToClient] = Door("outputs", EngineToClient)
 AT_SUBSCRIBER: Door[CoordinatorToAll] = Door("cluster", CoordinatorToAll)
 
 
+TOKEN_ID_BYTES = 4
+"""Of one token id in a prompt buffer."""
+
+
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:
     """Unsigned 32-bit little-endian. Raises OverflowError for a negative or larger id: ids are checked before."""
     packed = array("I", token_ids)

@@ -21,6 +21,11 @@ def new_incarnation() -> Incarnation:
     return Incarnation(secrets.token_hex(8))
 
 
+def member_identity(name: str, incarnation: Incarnation) -> bytes:
+    """The ZeroMQ routing id of a member of the cluster, `<name>/<incarnation>`: it names one run of one process."""
+    return f"{name}/{incarnation}".encode()
+
+
 def new_request_id(prefix: str) -> RequestId:
     """A fresh random request id `prefix-<24 hexadecimal digits>`; never taken from what a client sent."""
     return RequestId(f"{prefix}-{secrets.token_hex(12)}")

@@ -12,24 +12,30 @@ import ctypes
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 from typing import Literal
 
 import msgspec
 
+from protocol.exit_codes import ExitCode
+
 LIFELINE_FD = "SHOAL_LIFELINE_FD"
 """Environment variable with the number of the inherited socket; set by the supervisor only."""
 
-ORPHANED_EXIT_CODE = 70
+NOTIFY_TIMEOUT_S = 1
+"""A supervisor that does not read (stopped, or stuck) must not stop its children: the notice is lost instead."""
+
 _PR_SET_PDEATHSIG = 1
 
 
 class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a child tells its supervisor."""
 
-    state: Literal["starting", "loading", "ready", "serving", "draining"]
-    """`ready`: it can do its own work. `serving`: it is an API server and has a model to serve."""
+    state: Literal["loading", "ready", "serving", "draining", "failed"]
+    """`ready`: it can do its own work. `serving`: it is an API server and has a model to serve. `failed`: it is about
+    to end, `detail` says why."""
     progress: float = 0.0
     """Share of the model loaded, 0 to 1, while loading."""
     detail: str = ""
@@ -40,6 +46,10 @@ class Lifeline:
 
     def __init__(self, connection: socket.socket | None) -> None:
         self._connection = connection
+        if connection is not None:
+            # Not settimeout, which would bound the watcher's recv as well.
+            seconds = struct.pack("@ll", NOTIFY_TIMEOUT_S, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
     @classmethod
     def from_environment(cls) -> "Lifeline":
@@ -54,7 +64,7 @@ class Lifeline:
         return cls(connection)
 
     def notify(self, notice: Notice) -> None:
-        """Tells the supervisor; a supervisor that is gone is no error (the watcher ends the process)."""
+        """Tells the supervisor. One that is gone (the watcher ends the process) or does not read is no error."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.sendall(msgspec.json.encode(notice) + b"\n")
@@ -64,7 +74,7 @@ def _exit_at_eof(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while connection.recv(64):
             pass
-    os._exit(ORPHANED_EXIT_CODE)
+    os._exit(ExitCode.ORPHANED)
 
 
 def _die_with_parent() -> None:

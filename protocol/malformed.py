@@ -1,4 +1,4 @@
-"""Counts what was dropped, and says so once per event without flooding the log."""
+"""Says in the log what was dropped, without flooding it. Whoever publishes a count keeps it."""
 
 import logging
 from collections.abc import Callable
@@ -9,18 +9,16 @@ LOG_INTERVAL_S = 1.0
 """At most one line per this many seconds; the line tells how many frames it stands for."""
 
 
-class MalformedCounter:
-    """Owner of one process's count of malformed frames."""
+class MalformedLog:
+    """Owner of one process's log lines about malformed frames."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._next_log_s = float("-inf")
         self._unlogged = 0
-        self.total = 0
 
     def drop(self, error: Exception, peer: bytes = b"") -> None:
-        """Counts one dropped message and logs it (rate-limited): why and whose (its routing id), never the content."""
-        self.total += 1
+        """Logs one dropped message (rate-limited): why and whose (its routing id), never the content."""
         self._unlogged += 1
         now_s = self._clock()
         if now_s >= self._next_log_s:

@@ -31,6 +31,13 @@ class RequestKey(Message, frozen=True):
     attempt: int = 0
 
 
+class EngineRun(Message, frozen=True, order=True):
+    """One run of an engine core. The incarnation tells runs apart; a new coordinator may give another index."""
+
+    engine_index: EngineIndex
+    incarnation: Incarnation
+
+
 class FinishReason(enum.IntEnum):
     """Why a request ended."""
 
@@ -114,10 +121,11 @@ class ClientHello(Message, frozen=True):
     """Where engine cores push this API server's outputs."""
     pid: int
     client_index: ClientIndex = ClientIndex(-1)
-    """What an earlier Welcome gave (a restarted coordinator takes it over); -1 for none."""
-    engines: list[tuple[EngineIndex, Incarnation]] = []
+    """What an earlier Welcome gave (a coordinator takes it over while it settles); -1 for none."""
+    engines: list[EngineRun] = []
     """Engine cores that have accepted, unfinished requests of it: each that the coordinator does not know, and does
-    not meet within its settling time, is answered with EngineLost, so that no loss is missed during a reconnect."""
+    not meet within its settling time, or that has cut the streams to it, is answered with EngineLost, so that no
+    loss is missed during a reconnect."""
 
 
 class EngineCoreRequest(Message, frozen=True):
@@ -159,7 +167,7 @@ class GetCard(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """I am alive (once a second)."""
+    """I am alive: from an API server each HEARTBEAT_S, and each time back from the coordinator."""
 
 
 class ProcessExited(Message, frozen=True):
@@ -173,12 +181,13 @@ class ProcessExited(Message, frozen=True):
 
 
 class ClientWelcome(Message, frozen=True):
-    """Answer to ClientHello."""
+    """Answer to ClientHello; also sent to an API server that was given up and is heard again."""
 
     version: int
     incarnation: Incarnation
     """The coordinator's."""
     client_index: ClientIndex
+    """Another one than before: all that was accepted under the old one is lost, no output of it will come."""
 
 
 class Accepted(Message, frozen=True):
@@ -245,10 +254,12 @@ class EngineHello(Message, frozen=True):
     """Requests that it still works on, each with its client and number of prompt tokens."""
     engine_index: EngineIndex = EngineIndex(-1)
     """What an earlier Welcome gave (a restarted coordinator takes it over); -1 for none."""
+    clients: list[ClientIndex] = []
+    """API servers whose streams it has kept, by the last Clients: to any other, outputs may have been dropped."""
 
 
 class LoadReport(Message, frozen=True):
-    """Sent when the load changed, and once a second."""
+    """Sent when the load changed, and each HEARTBEAT_S."""
 
     load: Load
     adds_received: int = 0
@@ -315,10 +326,12 @@ class EngineCoreOutputs(Message, frozen=True):
     engine_index: EngineIndex
     incarnation: Incarnation
     sequence: int
-    """0, 1, 2, ... per engine core incarnation and client."""
+    """0, 1, 2, ... per engine core incarnation and client index, never anew: a gap is loss."""
     timestamp_s: float
     """Wall clock when the step's tokens were known, seconds."""
     outputs: list[EngineCoreOutput]
+    client_index: ClientIndex = ClientIndex(-1)
+    """Whose they are: an API server that has got another index meanwhile has nothing to do with them."""
 
 
 # --- cluster link: coordinator (XPUB) -> anyone (SUB) -----------------------------------------------------------
@@ -372,7 +385,7 @@ TYPE_NUMBERS: dict[type[Message], int] = {
 """Never changed, never used again for another message."""
 
 ClientToCoordinator = ClientHello | EngineCoreRequest | Abort | GetCard | Heartbeat | ProcessExited
-CoordinatorToClient = ClientWelcome | Accepted | Rejected | EngineLost | Card | CardUnknown | Refused
+CoordinatorToClient = ClientWelcome | Accepted | Rejected | EngineLost | Card | CardUnknown | Heartbeat | Refused
 EngineToCoordinator = EngineHello | LoadReport | Card
 CoordinatorToEngine = EngineWelcome | EngineCoreRequest | Abort | Clients | Refused
 EngineToClient = EngineCoreOutputs

@@ -6,17 +6,21 @@ only: on ipc the kernel reports a dead peer at once, and an idle cluster should 
 """
 
 import enum
+import socket as stdlib_socket
 from typing import NamedTuple, TypeVar
 
 import zmq
 import zmq.utils.monitor
 
 from protocol.addresses import check_address
+from protocol.errors import AddressError
+from protocol.heartbeats import HEARTBEAT_S, SILENCE_S
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest frame accepted; model cards are the largest (a packed tokenizer of 35 MB has about 7)."""
-HEARTBEAT_INTERVAL_MS = 1_000
-HEARTBEAT_TIMEOUT_MS = 3_000
+_IPC = "ipc://"
+HEARTBEAT_INTERVAL_MS = round(HEARTBEAT_S * 1_000)
+HEARTBEAT_TIMEOUT_MS = round(SILENCE_S * 1_000)
 
 
 class SocketKind(enum.Enum):
@@ -69,11 +73,13 @@ S = TypeVar("S", bound=zmq.Socket)  # type: ignore[type-arg]
 def open_socket(context: "zmq.Context[S]", kind: SocketKind, address: str) -> tuple[S, str]:
     """A configured socket of this kind, bound or connected; also returns the address with the real port.
 
-    `context` may be a zmq.Context or a zmq.asyncio.Context. Raises AddressError, or zmq.ZMQError when the
-    address is taken. For a MEMBER use `open_member`.
+    `context` may be a zmq.Context or a zmq.asyncio.Context. Raises AddressError,
+    also for an address that is taken. For a MEMBER use `open_member`.
     """
     check_address(address)
     profile = _PROFILES[kind]
+    if profile.binds and _is_taken(address):
+        raise AddressError(f"address {address!r} is in use: another process listens there")
     socket = context.socket(profile.socket_type)
     _configure(socket, profile, address)
     try:
@@ -81,9 +87,9 @@ def open_socket(context: "zmq.Context[S]", kind: SocketKind, address: str) -> tu
             socket.bind(address)
         else:
             socket.connect(address)
-    except zmq.ZMQError:
+    except zmq.ZMQError as error:
         socket.close(0)
-        raise
+        raise _unusable(address, error) from error
     return socket, socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
 
@@ -93,6 +99,7 @@ def open_member(context: "zmq.Context[S]", address: str, identity: bytes) -> tup
     The monitor is there before the connection is, so that its first event is the first connection: a member
     greets the coordinator whenever the monitor says UP, also after the coordinator's restart, and nobody polls.
     Sending while the connection is down raises zmq.Again (NOBLOCK) or blocks: keep what must not be lost.
+    Raises AddressError.
     """
     check_address(address)
     profile = _PROFILES[SocketKind.MEMBER]
@@ -102,11 +109,36 @@ def open_member(context: "zmq.Context[S]", address: str, identity: bytes) -> tup
     monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
     try:
         socket.connect(address)
-    except zmq.ZMQError:
+    except zmq.ZMQError as error:
         monitor.close(0)
         socket.close(0)
-        raise
+        raise _unusable(address, error) from error
     return socket, monitor
+
+
+def _is_taken(address: str) -> bool:
+    """Whether somebody listens at an ipc address.
+
+    libzmq removes whatever file is there before it binds, and so would silently take the place of one that is alive.
+    A file that a dead process left refuses the connection.
+    """
+    if not address.startswith(_IPC):
+        return False
+    with stdlib_socket.socket(stdlib_socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # a full queue of connections raises BlockingIOError: somebody is there
+        try:
+            probe.connect(address.removeprefix(_IPC))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # no socket, no permission: binding will say so
+    return True
+
+
+def _unusable(address: str, error: zmq.ZMQError) -> AddressError:
+    return AddressError(f"address {address!r} cannot be used: {zmq.strerror(error.errno or 0)}")
 
 
 def _configure(socket: S, profile: _Profile, address: str) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -72,7 +72,7 @@ class ShoalProcess:
 
     def wait_ready(self) -> None:
         """Waits until `shoal serve` says that the whole cluster is up and the endpoint is ready."""
-        self.wait_for(lambda: "ready" in self.log and self._is_ready(), START_LIMIT_S, "cluster is not ready")
+        self.wait_for(lambda: "ready" in self.log and self.is_ready(), START_LIMIT_S, "cluster is not ready")
         self.wait_for(lambda: self.engines_up() >= self._engines_asked(), START_LIMIT_S, "an engine core is missing")
 
     def _engines_asked(self) -> int:
@@ -81,7 +81,8 @@ class ShoalProcess:
                 return int(value)
         return 2
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether the endpoint says that requests may come."""
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
         return False
@@ -92,9 +93,8 @@ class ShoalProcess:
             return int(self.metric("shoal:engine_up"))
         return 0
 
-    def wait_for(self, condition: "object", limit_s: float, message: str) -> None:
-        """Waits for the condition (a callable); fails with the log when it does not come true in time."""
-        assert callable(condition)
+    def wait_for(self, condition: Callable[[], object], limit_s: float, message: str) -> None:
+        """Waits until the condition is true; fails with the log when it does not come true in time."""
         deadline = time.monotonic() + limit_s
         while not condition():
             if self.process.poll() is not None:

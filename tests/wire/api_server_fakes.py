@@ -143,13 +143,14 @@ class FakeEngineCore:
 
     def __init__(self, context: zmq.asyncio.Context, output_address: str, incarnation: Incarnation = ENGINE) -> None:
         self.incarnation = incarnation
+        self.client_index = ClientIndex(7)
         self.sequence = 0
         self._socket, _ = open_socket(context, SocketKind.OUTPUTS_OUT, output_address)
 
     async def push(self, *outputs: EngineCoreOutput, sequence: int | None = None) -> None:
         number = self.sequence if sequence is None else sequence
         self.sequence = number + 1
-        message = EngineCoreOutputs(EngineIndex(0), self.incarnation, number, 0.0, list(outputs))
+        message = EngineCoreOutputs(EngineIndex(0), self.incarnation, number, 0.0, list(outputs), self.client_index)
         await self._socket.send_multipart(encode(message))
 
     async def push_raw(self, *frames: bytes) -> None:

@@ -1,24 +1,17 @@
-"""The other ends of an engine core's links, for tests: a coordinator and an API server that do what they are told."""
+"""An engine core's process, and the other ends of its links: a coordinator and an API server that obey a test."""
 
 import contextlib
-import os
-import re
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import zmq
+from role_process import LIMIT_S, RoleProcess, role_process
 
 from protocol.addresses import ENGINES, ipc_address
 from protocol.codec import AT_COORDINATOR_FROM_ENGINE, AT_OUTPUTS, Frame, Received, encode, pack_token_ids
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId, new_incarnation, new_request_id
-from protocol.lifeline import LIFELINE_FD, Notice
 from protocol.messages import (
     PROTOCOL_VERSION,
     ClientAddress,
@@ -34,7 +27,6 @@ from protocol.messages import (
 from protocol.sampling import SamplingParams
 from protocol.sockets import SocketKind, open_socket
 
-LIMIT_S = 20.0
 M = TypeVar("M", bound=Message)
 
 
@@ -143,62 +135,8 @@ class FakeApiServer:
         self.socket.close(0)
 
 
-class EngineCoreProcess:
-    """A real engine core, with its lifeline."""
-
-    def __init__(self, coordinator_address: str, model: str, *flags: str) -> None:
-        self._lifeline, theirs = socket.socketpair()
-        arguments = ["--engines-address", coordinator_address, "--model", model, *flags]
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "deploy.cli", "engine-core", *arguments],
-                pass_fds=[theirs.fileno()],
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, LIFELINE_FD: str(theirs.fileno()), "HF_HUB_OFFLINE": "1"},
-            )
-        self._lifeline.settimeout(LIMIT_S)
-        self._notices = self._lifeline.makefile("rb")
-
-    def expect_notice(self, state: str) -> Notice:
-        """The next notice of this state."""
-        for line in self._notices:
-            notice = msgspec.json.decode(line, type=Notice)
-            if notice.state == state:
-                return notice
-        raise AssertionError(f"the lifeline ended without {state!r}")
-
-    def terminate(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-
-    def wait(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
-        """Exit code and log."""
-        _, log = self.process.communicate(timeout=limit_s)
-        return self.process.returncode, log
-
-    def cpu_s(self) -> float:
-        """User and system time so far (proc(5))."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def wake_ups(self) -> int:
-        """Times that a thread of it went to sleep so far (proc(5))."""
-        statuses = [path.read_text() for path in Path(f"/proc/{self.process.pid}/task").glob("*/status")]
-        return sum(int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.MULTILINE)[0]) for text in statuses)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
-        self._notices.close()
-        self._lifeline.close()
-
-
 @contextlib.contextmanager
-def engine_core(coordinator_address: str, model: str, *flags: str) -> Iterator[EngineCoreProcess]:
+def engine_core(coordinator_address: str, model: str, *flags: str) -> Iterator[RoleProcess]:
     """An engine core that is killed at the end if it has not ended by then."""
-    engine = EngineCoreProcess(coordinator_address, model, *flags)
-    try:
-        yield engine
-    finally:
-        engine.close()
+    with role_process("engine-core", "--engines-address", coordinator_address, "--model", model, *flags) as process:
+        yield process

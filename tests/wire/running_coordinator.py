@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ from coordinator.loop import Sockets
 from coordinator.main import make_loop
 from protocol.addresses import CLIENTS, CLUSTER, ENGINES, ipc_address
 from protocol.codec import AT_CLIENT, AT_ENGINE, AT_SUBSCRIBER, Door, Frame, Received, encode, pack_token_ids
-from protocol.identifiers import ClientIndex, Incarnation, RequestId
+from protocol.identifiers import ClientIndex, Incarnation, RequestId, member_identity
 from protocol.messages import (
     PROTOCOL_VERSION,
     ClientHello,
@@ -113,7 +114,7 @@ class Member(Wire):
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, name: str, door: Door[Message]) -> None:
         self.name = name
         self.incarnation = Incarnation(f"run-of-{name}")
-        opened, self._monitor = open_member(context, address, f"{name}/{self.incarnation}".encode())
+        opened, self._monitor = open_member(context, address, member_identity(name, self.incarnation))
         self._monitor.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
         super().__init__(opened, door)
 
@@ -171,7 +172,8 @@ class WireClient(Member):
         """Like `expect`, with heartbeats meanwhile."""
         for _ in range(PATIENCE_MS // HEARTBEAT_MS):
             self.send(Heartbeat())
-            if self.socket.poll(HEARTBEAT_MS):
+            next_heartbeat_s = time.monotonic() + HEARTBEAT_MS / 1_000
+            while self.socket.poll(max(0.0, (next_heartbeat_s - time.monotonic()) * 1_000)):
                 message = self.receive().message
                 if isinstance(message, kind):
                     return message

@@ -26,6 +26,7 @@ from protocol.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     EngineLost,
+    EngineRun,
     EngineUpdate,
     FinishReason,
     Load,
@@ -67,8 +68,10 @@ class Cluster:
                 await asyncio.sleep(0.005)
 
     def submit(self, prompt_ids: list[int] | None = None) -> "asyncio.Task[Collector]":
-        model = self.client.model("tiny")
-        return asyncio.create_task(self.client.submit(model, prompt_ids or [0, 1], SAMPLING, 0, "", "cmpl"))
+        return asyncio.create_task(self._submit(prompt_ids or [0, 1]))
+
+    async def _submit(self, prompt_ids: list[int]) -> Collector:
+        return await self.client.submit(await self.client.model("tiny"), prompt_ids, SAMPLING, 0, "", "cmpl")
 
     async def close(self) -> None:
         self.client.check_invariants()
@@ -90,6 +93,15 @@ async def lonely() -> AsyncIterator[Cluster]:
     """Without a coordinator."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as directory:
         cluster = Cluster(Path(directory), admission_timeout_s=0.5)
+        yield cluster
+        await cluster.close()
+
+
+@pytest.fixture
+async def early() -> AsyncIterator[Cluster]:
+    """Without a coordinator, but patient."""
+    with tempfile.TemporaryDirectory(prefix="shoal-") as directory:
+        cluster = Cluster(Path(directory), admission_timeout_s=LIMIT_S)
         yield cluster
         await cluster.close()
 
@@ -126,16 +138,59 @@ async def test_hello_card_and_readiness(cluster: Cluster) -> None:
     assert cluster.coordinator is not None
     (hello,) = cluster.coordinator.hellos
     assert (hello.name, hello.version) == ("api-0", PROTOCOL_VERSION)
-    assert cluster.client.model(None).card.max_model_len == CARD.max_model_len
-    assert [model.name for model in cluster.client.models()] == ["tiny"]
+    assert (await cluster.client.model(None)).card.max_model_len == CARD.max_model_len
+    assert [model.name for model in await cluster.client.models()] == ["tiny"]
     with pytest.raises(UnknownModel):
-        cluster.client.model("other")
+        await cluster.client.model("other")
 
 
 async def test_not_ready_before_a_coordinator_and_without_a_model(lonely: Cluster) -> None:
     assert not lonely.client.ready
+    with pytest.raises(NoModel, match="does not know yet"):
+        await lonely.client.model("tiny")
+    with pytest.raises(NoModel, match="does not know yet"):
+        await lonely.client.models()
+
+
+@pytest.mark.parametrize("name", ["tiny", None])
+async def test_a_request_waits_until_the_models_are_known(early: Cluster, name: str | None) -> None:
+    model, models = asyncio.create_task(early.client.model(name)), asyncio.create_task(early.client.models())
+    await asyncio.sleep(0.1)
+    assert not model.done()
+    assert not models.done()
+    early.start_coordinator()
+    assert (await model).name == "tiny"
+    assert [each.name for each in await models] == ["tiny"]
+
+
+async def test_a_model_that_is_not_served_is_refused_as_soon_as_that_is_known(early: Cluster) -> None:
+    model = asyncio.create_task(early.client.model("other"))
+    early.start_coordinator()
+    with pytest.raises(UnknownModel):
+        await asyncio.wait_for(model, LIMIT_S / 2)
+
+
+async def test_a_cluster_known_to_serve_nothing_is_not_waited_for(early: Cluster) -> None:
+    early.start_coordinator().engines = []
+    with pytest.raises(NoModel, match="no model is served yet"):
+        await asyncio.wait_for(early.client.model("tiny"), LIMIT_S / 2)
+    assert await early.client.models() == []
+
+
+async def test_draining_ends_the_wait_for_models(early: Cluster) -> None:
+    model = asyncio.create_task(early.client.model("tiny"))
+    await asyncio.sleep(0)
+    early.client.start_draining()
     with pytest.raises(NoModel):
-        lonely.client.model("tiny")
+        await asyncio.wait_for(model, LIMIT_S / 2)
+
+
+async def test_what_was_known_stays_known_while_the_coordinator_is_away(cluster: Cluster) -> None:
+    assert cluster.coordinator is not None
+    await cluster.coordinator.close()
+    cluster.coordinator = None
+    await cluster.until(lambda: not cluster.client.is_connected)
+    assert [model.name for model in await asyncio.wait_for(cluster.client.models(), LIMIT_S / 2)] == ["tiny"]
 
 
 async def test_a_generation_streams_from_submission_to_finish(cluster: Cluster) -> None:
@@ -296,7 +351,7 @@ async def test_a_restarted_coordinator_gets_what_was_not_answered_and_streams_go
     assert prompt == [0]
     (hello,) = coordinator.hellos
     assert hello.client_index == 7
-    assert hello.engines == [(EngineIndex(0), ENGINE)]
+    assert hello.engines == [EngineRun(EngineIndex(0), ENGINE)]
     for request in (second, third):
         await coordinator.accept(request)
         await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [5], FinishReason.STOP))
@@ -323,7 +378,7 @@ async def test_a_draining_engine_core_alone_is_not_ready(cluster: Cluster) -> No
     update = EngineUpdate(cluster.coordinator.sequence + 1, engine_state(Load(draining=True)))
     await cluster.coordinator.publish_raw(*encode(update))
     await cluster.until(lambda: not cluster.client.ready)
-    assert cluster.client.model("tiny").name == "tiny"
+    assert (await cluster.client.model("tiny")).name == "tiny"
 
 
 async def test_heartbeats_keep_us_a_member(cluster: Cluster) -> None:
@@ -382,7 +437,7 @@ async def test_a_damaged_card_is_dropped_and_serves_nothing(lonely: Cluster) -> 
     dropped = {"process": "api_server", "engine": ""}
     await lonely.until(lambda: lonely.count("malformed_messages_total", **dropped) == 1)
     assert not lonely.client.ready
-    assert not lonely.client.models()
+    assert not await asyncio.wait_for(lonely.client.models(), 0.4), "known to be none: nothing to wait for"
 
 
 async def test_a_flood_of_outputs_lets_other_tasks_run(cluster: Cluster) -> None:

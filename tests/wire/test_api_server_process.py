@@ -20,7 +20,7 @@ from api_server_fakes import LIMIT_S, FakeCoordinator, FakeEngineCore
 
 from protocol.addresses import CLIENTS, CLUSTER, ipc_address
 from protocol.lifeline import LIFELINE_FD, Notice
-from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, Refused
+from protocol.messages import Abort, EngineCoreOutput, EngineCoreRequest, FinishReason, Refused
 
 LAUNCH = """
 import sys, msgspec
@@ -207,7 +207,7 @@ async def test_at_the_deadline_the_rest_is_ended_with_an_error_and_aborted(serve
     assert await server.ended() == 0
 
 
-async def test_a_second_signal_ends_it_at_once(server: ApiServer) -> None:
+async def test_a_second_signal_ends_it_at_once_but_not_without_a_word(server: ApiServer) -> None:
     await server.start(drain_timeout_s=60)
     await server.start_cluster()
     async with httpx.AsyncClient() as client:
@@ -215,9 +215,57 @@ async def test_a_second_signal_ends_it_at_once(server: ApiServer) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert (await server.notice()).state == "draining"
         server.process.send_signal(signal.SIGTERM)
-        assert await server.ended(5.0) == 0
-        streaming.cancel()
-        await asyncio.gather(streaming, return_exceptions=True)
+        assert await server.ended(5.0) == 3
+        assert "shutting down" in (await asyncio.wait_for(streaming, LIMIT_S))[-1]
+    assert "Traceback" not in server.log
+
+
+def http_request(version: str = "1.1", size: int | None = None) -> bytes:
+    body = msgspec.json.encode(BODY)
+    head = f"POST /v1/completions HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {size or len(body)}\r\n\r\n".encode() + body
+
+
+async def connect(server: ApiServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = server.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_pipelined_streams_whose_caller_leaves_end_quietly(server: ApiServer) -> None:
+    await server.start()
+    await server.start_cluster()
+    assert server.coordinator is not None
+    assert server.engine is not None
+    reader, writer = await connect(server)
+    writer.write(http_request() * 5)
+    request = await server.coordinator.next(EngineCoreRequest)
+    await server.coordinator.accept(request)
+    await server.engine.push(EngineCoreOutput(request.request_id, 0, 0, [0]))
+    await reader.readuntil(b"data: ")
+    writer.close()
+    abort = await server.coordinator.next(Abort)
+    assert [key.request_id for key in abort.keys] == [request.request_id]
+    await server.coordinator.nothing_more()
+    server.process.send_signal(signal.SIGTERM)
+    assert await server.ended() == 0
+    assert "Traceback" not in server.log
+
+
+async def test_a_stream_over_http_1_0_ends_with_the_connection(server: ApiServer) -> None:
+    await server.start()
+    await server.start_cluster()
+    assert server.coordinator is not None
+    assert server.engine is not None
+    reader, writer = await connect(server)
+    writer.write(http_request("1.0"))
+    request = await server.coordinator.next(EngineCoreRequest)
+    await server.coordinator.accept(request)
+    await server.engine.push(EngineCoreOutput(request.request_id, 0, 0, [0], FinishReason.LENGTH))
+    head, _, body = (await asyncio.wait_for(reader.read(), LIMIT_S)).partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert body.startswith(b"data: {")
+    assert body.endswith(b"data: [DONE]\n\n")
+    writer.close()
 
 
 async def test_a_refused_process_says_why_and_exits_with_2(server: ApiServer) -> None:

@@ -88,7 +88,7 @@ def test_a_silent_engine_core_is_given_up_and_taken_back_when_it_is_heard(direct
 
 
 def test_each_subscriber_gets_a_snapshot_and_then_updates(directory: Path, context: Context) -> None:
-    config = config_in(directory)
+    config = config_in(directory, heartbeat_timeout_s=60.0)
     with running_coordinator(config):
         engine = WireEngine(context, config)
         engine.join()

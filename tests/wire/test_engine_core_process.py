@@ -1,5 +1,7 @@
 """A real engine core process on a simulated device, between a fake coordinator and fake API servers."""
 
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from engine_core_peers import LIMIT_S, FakeApiServer, FakeCoordinator, engine_co
 from protocol.card import unpack_card
 from protocol.codec import pack_token_ids
 from protocol.identifiers import ClientIndex, EngineIndex, RequestId
+from protocol.lifeline import LIFELINE_FD
 from protocol.messages import (
     Abort,
     Card,
@@ -221,7 +224,7 @@ def test_a_second_signal_ends_it_on_the_spot_even_in_a_step_that_hangs(
         engine.terminate()
         engine.expect_notice("draining")
         engine.terminate()
-        assert engine.wait(3)[0] == 1
+        assert engine.wait(3)[0] == 3
 
 
 def test_a_step_that_hangs_shows_in_the_heartbeats_and_does_not_outlive_the_drain(
@@ -233,7 +236,7 @@ def test_a_step_that_hangs_shows_in_the_heartbeats_and_does_not_outlive_the_drai
         while coordinator.expect(LoadReport)[0].load.last_step_age_s < 1.5:
             pass
         engine.terminate()
-        assert engine.wait(10)[0] == 1
+        assert engine.wait(10)[0] == 3
 
 
 def test_a_step_that_raises_ends_the_process(coordinator: FakeCoordinator, client: FakeApiServer) -> None:
@@ -275,6 +278,30 @@ def test_options_that_cannot_work_end_it_with_code_2(tmp_path: Path, flags: list
     assert code == 2
     assert words in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("by_supervisor", [False, True])
+def test_without_mlx_it_says_what_to_install_and_ends_with_code_2(tmp_path: Path, by_supervisor: bool) -> None:
+    program = (
+        "import sys; sys.modules['mlx'] = None\n"  # Python's own way to say that there is no such module
+        "from deploy.cli import main\n"
+        f"sys.argv = ['shoal', 'engine-core', '--engines-address=ipc://{tmp_path}/nobody', '--model={tmp_path}']\n"
+        "sys.exit(main())"
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **({LIFELINE_FD: str(theirs.fileno())} if by_supervisor else {})},
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert ended.returncode == 2
+    assert "shoal[engine]" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_refused_engine_core_ends_with_code_2_and_says_why(coordinator: FakeCoordinator) -> None:

@@ -21,6 +21,7 @@ from api_server.generation_backend import (
     UnknownModel,
 )
 from api_server.served_model import ServedModel
+from api_server.uploads import Uploads
 from protocol.card import GenerationDefaults, ModelCard
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
@@ -137,7 +138,7 @@ class FakeBackend:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def model(self, name: str | None) -> ServedModel:
+    async def model(self, name: str | None) -> ServedModel:
         if not self._models:
             raise NoModel("no model is served yet")
         if name is None:
@@ -146,7 +147,7 @@ class FakeBackend:
             raise UnknownModel(f"the model {name[:100]!r} does not exist")
         return self._models[name]
 
-    def models(self) -> list[ServedModel]:
+    async def models(self) -> list[ServedModel]:
         return list(self._models.values())
 
     async def submit(
@@ -180,9 +181,15 @@ class FakeMetrics:
 
     def __init__(self) -> None:
         self.responses: list[tuple[str, int]] = []
+        self.in_flight = 0
+        self.most_in_flight = 0
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        return b"# accept: " + accept.encode(), "text/plain; version=0.0.4"
+    def exposition(self) -> tuple[bytes, str]:
+        return b"# a comment", "text/plain; version=0.0.4"
+
+    def http_in_flight_changed(self, difference: int) -> None:
+        self.in_flight += difference
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
 
     def observe_http(self, route: str, status: int) -> None:
         self.responses.append((route, status))
@@ -220,7 +227,8 @@ class Server:
         settings = ApiServerConfig(
             clients_address="ipc:///c", cluster_address="ipc:///s", output_address="ipc:///o", **config
         )
-        self.app = create_app(self.backend, self.metrics, settings)
+        self.uploads = Uploads(settings.max_body_bytes)
+        self.app = create_app(self.backend, self.metrics, self.uploads, settings)
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://server")
 

@@ -78,6 +78,20 @@ def test_a_damaged_card_is_asked_for_later(store: CardStore) -> None:
     assert store.to_ask_for(1.0 + card_store.DAMAGED_AGAIN_S) == ["h"]
 
 
+def test_cards_are_settled_once_each_is_a_model_or_known_to_be_none(store: CardStore) -> None:
+    assert store.are_settled(set())
+    assert not store.are_settled({"h"})
+    make(store, "h", served("tiny"))
+    assert store.are_settled({"h"})
+    assert (store.has_named("tiny"), store.has_named("other"), store.has_named(None)) == (True, False, False)
+    store.needed({"h", "bad"}, 0.0)
+    assert not store.are_settled({"h", "bad"})
+    store.begin("bad")
+    assert not store.are_settled({"h", "bad"})
+    store.fail("bad", 0.0)
+    assert store.are_settled({"h", "bad"})
+
+
 def test_a_model_outlives_its_engine_cores_for_a_while(store: CardStore) -> None:
     make(store, "h", served("tiny"))
     store.needed(set(), card_store.RETENTION_S)

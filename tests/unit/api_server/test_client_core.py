@@ -28,6 +28,7 @@ from api_server.client_events import (
 )
 from api_server.live_generation import GenerationState, IllegalMove, LiveGeneration
 from protocol.codec import pack_token_ids
+from protocol.heartbeats import SILENCE_S
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -39,6 +40,7 @@ from protocol.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineLost,
+    EngineRun,
     FinishReason,
     Heartbeat,
     Refused,
@@ -62,7 +64,8 @@ class Driver:
     def __init__(self) -> None:
         self.core = ClientCore(HELLO)
         self.now_s = 100.0
-        self.sequence = 0
+        self.index = 0
+        self.sequences: dict[Incarnation, int] = {}
 
     def tell(self, event: ClientEvent) -> list[Command]:
         commands = self.core.handle(event, self.now_s)
@@ -70,6 +73,8 @@ class Driver:
         return commands
 
     def welcome(self, coordinator: Incarnation = COORDINATOR, index: int = 0) -> list[Command]:
+        if index != self.index:
+            self.index, self.sequences = index, {}
         return self.tell(ClientWelcome(PROTOCOL_VERSION, coordinator, ClientIndex(index)))
 
     def submit(self, request_id: RequestId = R, max_tokens: int = 8) -> list[Command]:
@@ -80,10 +85,11 @@ class Driver:
         return self.tell(Accepted(key, EngineIndex(0), incarnation))
 
     def outputs(self, *outputs: EngineCoreOutput, incarnation: Incarnation = ENGINE, lost: int = 0) -> list[Command]:
-        self.sequence += lost
-        message = EngineCoreOutputs(EngineIndex(0), incarnation, self.sequence, 0.0, list(outputs))
-        self.sequence += 1
-        return self.tell(message)
+        sequence = self.sequences.get(incarnation, 0) + lost
+        self.sequences[incarnation] = sequence + 1
+        return self.tell(
+            EngineCoreOutputs(EngineIndex(0), incarnation, sequence, 0.0, list(outputs), ClientIndex(self.index))
+        )
 
     def output(self, position: int, token_ids: list[int], finish: FinishReason | None = None) -> list[Command]:
         return self.outputs(EngineCoreOutput(R, 0, position, token_ids, finish))
@@ -165,12 +171,77 @@ def test_a_lost_message_fails_the_generations_of_its_engine_core_only(driver: Dr
     assert driver.core.num_generations == 1
 
 
-def test_a_sequence_that_starts_anew_is_no_loss(driver: Driver) -> None:
+def test_an_engine_core_that_was_given_up_for_a_while_goes_on_without_a_gap(driver: Driver) -> None:
     driver.submit()
     driver.accept()
     driver.output(0, [7])
-    driver.sequence = 0
-    assert driver.output(1, [8]) == [Deliver(R, [8])]
+    driver.tell(EngineLost(EngineIndex(0), ENGINE, "not heard from for 3 s"))
+    driver.outputs(EngineCoreOutput(R, 0, 1, [8]))  # it was stopped, and did not know
+    other = RequestId("cmpl-2")
+    driver.submit(other)
+    driver.accept(RequestKey(other))
+    assert driver.outputs(EngineCoreOutput(other, 0, 0, [7])) == [Deliver(other, [7])]
+
+
+def test_what_vanished_is_noticed_also_after_the_news_that_the_engine_core_is_lost(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [7])
+    driver.tell(EngineLost(EngineIndex(0), ENGINE, "it has cut the streams to this API server"))
+    other = RequestId("cmpl-2")
+    driver.submit(other)
+    driver.accept(RequestKey(other))
+    assert driver.outputs(lost=1)[0] == Fail(other, "outputs of the engine core were lost", True)
+
+
+def test_being_given_up_and_taken_back_ends_all_that_was_accepted(driver: Driver) -> None:
+    """Whatever became of it: finished, running or dead with its engine core, nothing more of it will come."""
+    other = RequestId("cmpl-2")
+    driver.submit()
+    driver.accept()
+    driver.output(0, [7])
+    driver.submit(other)
+    driver.accept(RequestKey(other), OTHER)
+    commands = driver.welcome(index=4)
+    assert [command.request_id for command in commands if isinstance(command, Fail)] == [R, other]
+    assert driver.core.num_generations == 0
+
+
+def test_what_was_addressed_to_the_old_index_is_dropped_and_the_new_one_counts_from_0(driver: Driver) -> None:
+    other = RequestId("cmpl-2")
+    driver.submit()
+    driver.accept()
+    driver.output(0, [7])
+    driver.welcome(index=4)
+    driver.submit(other)
+    driver.accept(RequestKey(other))
+    late = EngineCoreOutput(R, 0, 1, [8], FinishReason.STOP)
+    assert driver.tell(EngineCoreOutputs(EngineIndex(0), ENGINE, 5, 0.0, [late], ClientIndex(0))) == []
+    assert driver.outputs(EngineCoreOutput(other, 0, 0, [9])) == [Deliver(other, [9])]
+
+
+def test_under_a_new_index_a_loss_is_noticed_from_0_on(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    for position in range(5):
+        driver.output(position, [7])
+    driver.welcome(index=4)
+    driver.submit()
+    driver.accept()
+    assert driver.outputs(lost=1)[0] == Fail(R, "outputs of the engine core were lost", True)
+
+
+def test_a_coordinator_that_says_nothing_does_not_answer(driver: Driver) -> None:
+    assert driver.core.is_cluster_answering(driver.now_s)
+    driver.now_s += SILENCE_S - 0.1
+    assert driver.core.is_cluster_answering(driver.now_s)
+    driver.now_s += 0.1
+    assert not driver.core.is_cluster_answering(driver.now_s), "it may be stopped: its connection stays"
+    assert driver.submit(), "requests are sent as ever"
+    driver.tell(Heartbeat())
+    assert driver.core.is_cluster_answering(driver.now_s)
+    driver.tell(LinkDown())
+    assert not driver.core.is_cluster_answering(driver.now_s)
 
 
 def test_more_tokens_than_asked_for_fail_the_generation(driver: Driver) -> None:
@@ -183,7 +254,6 @@ def test_outputs_of_another_attempt_or_another_engine_core_are_dropped(driver: D
     driver.submit()
     driver.accept()
     assert driver.outputs(EngineCoreOutput(R, 1, 0, [7])) == []
-    driver.sequence = 0
     assert driver.outputs(EngineCoreOutput(R, 0, 0, [7]), incarnation=OTHER) == []
 
 
@@ -280,7 +350,7 @@ def test_an_accepted_generation_streams_on_without_a_coordinator_and_is_named_in
     (hello,) = driver.tell(LinkUp())
     assert isinstance(hello, Send)
     assert isinstance(hello.message, ClientHello)
-    assert hello.message.engines == [(EngineIndex(0), ENGINE)]
+    assert hello.message.engines == [EngineRun(EngineIndex(0), ENGINE)]
     assert driver.welcome(Incarnation("coordinator-2")) == []
     assert driver.output(1, [8], FinishReason.STOP) == [Deliver(R, [8], FinishReason.STOP)]
 
@@ -293,8 +363,17 @@ def test_the_answer_of_the_next_coordinator_decides_between_two_engine_cores(dri
     driver.welcome(Incarnation("coordinator-2"))
     assert driver.accept(incarnation=OTHER) == []
     assert driver.output(2, [9]) == []
-    driver.sequence = 0
     assert driver.outputs(EngineCoreOutput(R, 0, 0, [7, 8, 9]), incarnation=OTHER) == [Deliver(R, [9])]
+
+
+def test_until_the_answer_comes_the_outputs_of_either_engine_core_count(driver: Driver) -> None:
+    driver.submit()
+    driver.output(0, [7, 8])
+    driver.tell(LinkDown())
+    driver.tell(LinkUp())
+    driver.welcome(Incarnation("coordinator-2"))
+    whole = EngineCoreOutput(R, 0, 0, [7, 8, 9], FinishReason.STOP)
+    assert driver.outputs(whole, incarnation=OTHER) == [Deliver(R, [9], FinishReason.STOP)]
 
 
 def test_an_abort_without_a_coordinator_is_kept_for_the_next_one(driver: Driver) -> None:

@@ -69,6 +69,7 @@ class ClientCoreMachine(RuleBasedStateMachine):
         hello = ClientHello(PROTOCOL_VERSION, "api-0", Incarnation("api"), "ipc:///tmp/out", 1)
         self.core = ClientCore(hello)
         self.callers: dict[RequestId, Caller] = {}
+        self.index = ClientIndex(-1)
         self.sequences = dict.fromkeys(ENGINES, 0)
         self.welcomed = False
         self.now_s = 0.0
@@ -153,7 +154,12 @@ class ClientCoreMachine(RuleBasedStateMachine):
     def send_outputs(self, engine: Incarnation, *outputs: EngineCoreOutput) -> None:
         sequence = self.sequences[engine]
         self.sequences[engine] = sequence + 1
-        self.tell(EngineCoreOutputs(EngineIndex(0), engine, sequence, 0.0, list(outputs)))
+        self.tell(EngineCoreOutputs(EngineIndex(0), engine, sequence, 0.0, list(outputs), self.index))
+
+    @rule(request_id=submitted, engine=engines)
+    def late_output_under_an_earlier_index(self, request_id: RequestId, engine: Incarnation) -> None:
+        wrong = EngineCoreOutput(request_id, 0, len(self.callers[request_id].token_ids), [-1])
+        self.tell(EngineCoreOutputs(EngineIndex(0), engine, 9, 0.0, [wrong], ClientIndex(99)))
 
     @rule(engine=engines)
     def outputs_are_lost(self, engine: Incarnation) -> None:
@@ -178,6 +184,9 @@ class ClientCoreMachine(RuleBasedStateMachine):
         self.welcomed = True
         self.tell(ClientWelcome(PROTOCOL_VERSION, Incarnation(coordinator), ClientIndex(index)))
         self.welcomed = self.core.is_welcomed
+        if self.welcomed and index != self.index:
+            self.index = ClientIndex(index)
+            self.sequences = dict.fromkeys(ENGINES, 0)
 
     @rule(request_ids=st.lists(consumes(submitted), max_size=3))
     def abandon(self, request_ids: list[RequestId]) -> None:

@@ -59,6 +59,11 @@ def test_ranges(name: str, good: list[float], bad: list[float]) -> None:
         assert (error.kind, error.param) == (ErrorKind.INVALID, name)
 
 
+def test_range_errors_write_integers_as_integers() -> None:
+    assert "at least 1 and at most 2147483647" in refusal(max_tokens=0).message
+    assert "at least 0.01 and at most 100" in refusal(repetition_penalty=0).message
+
+
 @pytest.mark.parametrize("name", ["temperature", "top_p", "presence_penalty"])
 def test_not_a_number_is_out_of_range(name: str) -> None:
     assert refusal(**{name: float("nan")}).param == name
@@ -117,7 +122,9 @@ def test_stop_token_ids_must_be_in_the_vocabulary(token_id: int) -> None:
     assert refusal(stop_token_ids=[3, token_id]).param == "stop_token_ids[1]"
 
 
-@pytest.mark.parametrize("key", [str(CARD.vocab_size), "-1", "4294967296", "hello", "1.5", "", "9" * 5000, "²", " 1"])
+@pytest.mark.parametrize(
+    "key", [str(CARD.vocab_size), "-1", "4294967296", "hello", "01", "1.5", "", "9" * 5000, "²", " 1"]
+)
 def test_logit_bias_keys_must_be_token_ids(key: str) -> None:
     # BR-b01, BR-b03, BR-b04
     error = refusal(logit_bias={key: 5})

@@ -1,12 +1,12 @@
 """Models, probes, version, metrics; request ids; what is counted; errors of the router."""
 
+import asyncio
 import re
 from typing import Any
 
 import pytest
 from http_fakes import Server, make_card
 
-from api_server.request_border import route_label
 from api_server.served_model import ServedModel
 
 
@@ -48,7 +48,7 @@ async def test_version() -> None:
 
 async def test_metrics_are_the_metrics_objects_page() -> None:
     response = await Server().client.get("/metrics", headers={"accept": "application/openmetrics-text"})
-    assert response.text == "# accept: application/openmetrics-text"
+    assert (response.text, response.headers["content-type"]) == ("# a comment", "text/plain; version=0.0.4")
     assert response.headers["content-type"] == "text/plain; version=0.0.4"
 
 
@@ -111,7 +111,11 @@ async def test_an_unusable_request_id_is_replaced(given: bytes) -> None:
 async def test_equal_request_ids_do_not_mix_requests() -> None:
     # BR-h02
     server = Server()
-    answers = [await server.client.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-id": "same"})] * 2
+    headers = {"x-request-id": "same"}
+    answers = await asyncio.gather(
+        *(server.client.post("/v1/completions", json={"prompt": "x"}, headers=headers) for _ in range(2))
+    )
+    assert len(server.backend.submissions) == 2
     assert all(answer.json()["choices"][0]["text"] == "hello there" for answer in answers)
 
 
@@ -120,12 +124,17 @@ async def test_equal_request_ids_do_not_mix_requests() -> None:
     [
         ("/v1/models", "/v1/models"),
         ("/v1/models/a/b", "/v1/models/{model}"),
+        ("/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/completions", "/v1/completions"),
+        ("/v1/completions/more", "other"),
         ("/made/up", "other"),
         ("/health", "/health"),
     ],
 )
-def test_route_labels_are_a_closed_set(path: str, label: str) -> None:
-    assert route_label(path) == label
+async def test_route_labels_are_a_closed_set(path: str, label: str) -> None:
+    server = Server()
+    await server.client.get(path)
+    assert [route for route, _ in server.metrics.responses] == [label]
 
 
 async def test_each_response_is_counted_once() -> None:
@@ -136,6 +145,14 @@ async def test_each_response_is_counted_once() -> None:
     await server.chat(stream=True)
     chat = "/v1/chat/completions"
     assert server.metrics.responses == [("/v1/models", 200), ("other", 404), (chat, 400), (chat, 200)]
+    assert (server.metrics.in_flight, server.metrics.most_in_flight) == (0, 1)
+
+
+async def test_probes_and_scrapes_are_not_in_flight() -> None:
+    server = Server()
+    for path in ("/health", "/ready", "/metrics", "/made/up"):
+        await server.client.get(path)
+    assert server.metrics.most_in_flight == 0
 
 
 async def test_a_fault_of_ours_names_the_request_and_nothing_else() -> None:
@@ -149,4 +166,5 @@ async def test_a_fault_of_ours_names_the_request_and_nothing_else() -> None:
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "internal server error (request r1)"
     assert response.headers["x-request-id"] == "r1"
+    assert (server.metrics.in_flight, server.metrics.most_in_flight) == (0, 1)
     assert server.metrics.responses == [("/v1/models", 500)]

@@ -78,6 +78,7 @@ class ScriptedServer:
 
     behaviour: Behaviour
     models: tuple[str, ...] = ("scripted",)
+    models_status: int = 200
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """Of the POST requests, in order of arrival."""
     headers: list[str] = field(default_factory=list)
@@ -117,7 +118,7 @@ class ScriptedServer:
         self.headers.append(head)
         lengths = [int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length")]
         if head.startswith("GET"):
-            script = json_answer({"data": [{"id": model} for model in self.models]})
+            script = json_answer({"data": [{"id": model} for model in self.models]}, self.models_status)
         else:
             self.bodies.append(json.loads(await reader.readexactly(lengths[0])))
             script = self.behaviour(self.bodies[-1])

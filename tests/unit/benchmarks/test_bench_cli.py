@@ -52,7 +52,11 @@ async def test_failed_requests_give_exit_code_1_unless_allowed() -> None:
         (["--extra-body", "{"], "--extra-body"),
         (["--prompts", "/does/not/exist"], "/does/not/exist"),
         (["--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
-        (["--url", "not a url"], "not a url"),
+        (["--url", "http://not a url"], "not a url"),
+        (["--url", "127.0.0.1:8000"], "--url must begin with http:// or https:// (got 127.0.0.1:8000)"),
+        (["--compare", "localhost"], "--compare must begin with http"),
+        (["--json", "/no/such/folder/report"], "/no/such/folder/report"),
+        (["--records", "/no/such/folder/records"], "/no/such/folder/records"),
     ],
 )
 async def test_what_cannot_be_measured_gives_exit_code_2_and_a_reason(
@@ -61,6 +65,29 @@ async def test_what_cannot_be_measured_gives_exit_code_2_and_a_reason(
     async with ScriptedServer(fast) as server:
         assert await bench(server, *arguments) == 2
     assert complaint in capsys.readouterr().err
+
+
+async def test_files_are_checked_before_anything_is_asked_of_the_server(tmp_path: Path) -> None:
+    async with ScriptedServer(fast) as server:
+        assert await bench(server, "--json", str(tmp_path)) == 2
+        assert server.bodies == []
+        assert await bench(server, "--model", "m", "--url", "http://127.0.0.1:9", "--json", str(tmp_path / "j")) == 1
+        assert await bench(server, "--url", "http://127.0.0.1:9", "--json", str(tmp_path / "none")) == 2
+    assert not (tmp_path / "none").exists(), "a file of a measurement that was not made"
+
+
+async def test_the_table_is_printed_although_a_file_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    async with ScriptedServer(fast) as server:
+        assert await bench(server, "--json", str(tmp_path / "report")) == 2
+    printed = capsys.readouterr()
+    assert "output tokens/s" in printed.out
+    assert "No space left on device" in printed.err
 
 
 def test_help_needs_no_http_client() -> None:

@@ -21,6 +21,7 @@ def options(url: str, **changes: Any) -> EndpointOptions:
         "keep_alive": False,
         "timeout_s": 5.0,
         "api_key": None,
+        "api_key_env": "BENCH_API_KEY",
     }
     return EndpointOptions(**(known | changes))
 
@@ -158,6 +159,15 @@ async def test_a_server_without_models_is_refused() -> None:
         Endpoint(options(server.url)) as endpoint,
     ):
         with pytest.raises(EndpointError, match="no model"):
+            await endpoint.first_model()
+
+
+async def test_a_missing_key_is_named_as_what_is_missing() -> None:
+    async with (
+        ScriptedServer(lambda body: good_stream(), models_status=401) as server,
+        Endpoint(options(server.url)) as endpoint,
+    ):
+        with pytest.raises(EndpointError, match=r"status 401: the server wants an API key: put it in \$BENCH_API_KEY"):
             await endpoint.first_model()
 
 

@@ -118,6 +118,14 @@ async def test_prompts_come_from_a_file(tmp_path: Path) -> None:
     assert said == [("one", 3), ("two", 1)]
 
 
+async def test_a_bad_prompts_file_is_named_with_its_line(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\nno JSON\n')
+    async with ScriptedServer(model_server) as server:
+        with pytest.raises(ValueError, match=r"prompts\.jsonl: line 2"):
+            await measure_scripted(server, prompts=str(prompts), requests=2, warmup=0, concurrency=(1,))
+
+
 async def test_the_named_model_and_api_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "k")
     options = {"model": "other", "api": "completions", "stream": False, "api_key_env": "A_KEY", "warmup": 0}

@@ -1,5 +1,7 @@
 """A coordinator's core with invariants checked after every event, and members to talk to it."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from coordinator.cluster import ClusterState
@@ -19,7 +21,7 @@ from coordinator.events import (
 )
 from coordinator.parts import Settings
 from protocol.codec import AT_COORDINATOR_FROM_CLIENT, AT_COORDINATOR_FROM_ENGINE, Frame, encode, pack_token_ids
-from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
+from protocol.identifiers import ClientIndex, Incarnation, RequestId, member_identity
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -29,6 +31,7 @@ from protocol.messages import (
     ClientToCoordinator,
     EngineCoreRequest,
     EngineHello,
+    EngineRun,
     EngineToCoordinator,
     Load,
     LoadReport,
@@ -109,17 +112,25 @@ class FakeEngine:
 
     @property
     def identity(self) -> Identity:
-        return Identity(f"{self.name}/{self.incarnation}".encode())
+        return Identity(member_identity(self.name, self.incarnation))
 
     def say(self, message: EngineToCoordinator, *buffers: Frame) -> list[Message]:
         """Sends a message; returns what came back to this engine core."""
         self.core.handle(FromEngine(self.identity, AT_COORDINATOR_FROM_ENGINE.decode(encode(message, *buffers))))
         return self.core.sent_to(self.identity)
 
-    def hello(self, *requests: tuple[RequestKey, ClientIndex, int], version: int = PROTOCOL_VERSION) -> list[Message]:
-        return self.say(
-            EngineHello(version, self.name, self.incarnation, self.pid, self.model, requests=list(requests))
+    def hello(
+        self,
+        *requests: tuple[RequestKey, ClientIndex, int],
+        version: int = PROTOCOL_VERSION,
+        clients: Iterable[int] = (),
+    ) -> list[Message]:
+        """`clients` besides those of the requests."""
+        kept = sorted({ClientIndex(index) for index in clients} | {client for _, client, _ in requests})
+        hello = EngineHello(
+            version, self.name, self.incarnation, self.pid, self.model, requests=list(requests), clients=kept
         )
+        return self.say(hello)
 
     def report(
         self, load: Load | None = None, adds_received: int = 0, finished: list[RequestKey] | None = None
@@ -145,16 +156,14 @@ class FakeClient:
 
     @property
     def identity(self) -> Identity:
-        return Identity(f"{self.name}/{self.incarnation}".encode())
+        return Identity(member_identity(self.name, self.incarnation))
 
     def say(self, message: ClientToCoordinator, *buffers: Frame) -> list[Message]:
         """Sends a message; returns what came back to this API server."""
         self.core.handle(FromClient(self.identity, AT_COORDINATOR_FROM_CLIENT.decode(encode(message, *buffers))))
         return self.core.sent_to(self.identity)
 
-    def hello(
-        self, *engines: tuple[EngineIndex, Incarnation], index: int | None = None, version: int = PROTOCOL_VERSION
-    ) -> list[Message]:
+    def hello(self, *engines: EngineRun, index: int | None = None, version: int = PROTOCOL_VERSION) -> list[Message]:
         claimed = self.index if index is None else ClientIndex(index)
         hello = ClientHello(
             version, self.name, self.incarnation, f"ipc:///run/{self.name}", self.pid, claimed, list(engines)

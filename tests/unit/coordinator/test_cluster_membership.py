@@ -16,6 +16,7 @@ from protocol.messages import (
     EngineCoreRequest,
     EngineHello,
     EngineLost,
+    EngineRun,
     EngineWelcome,
     Heartbeat,
     Load,
@@ -85,6 +86,22 @@ def test_another_protocol_version_is_refused_naming_both(core: Core, kind: type[
     assert isinstance(refused, Refused)
     assert f"version {PROTOCOL_VERSION + 1}" in refused.reason
     assert f"version {PROTOCOL_VERSION}:" in refused.reason
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "engine-0\n2026-01-01 forged", "\x1b[2J", "tab\t"])
+@pytest.mark.parametrize("kind", [FakeEngine, FakeClient])
+def test_a_name_that_cannot_be_printed_is_refused_and_stays_out_of_the_log(
+    core: Core, kind: type[FakeEngine | FakeClient], name: str
+) -> None:
+    (refused,) = kind(core, name).hello()
+    assert isinstance(refused, Refused) and "printable characters" in refused.reason
+    notes = [command.text for command in core.commands if isinstance(command, Note)]
+    assert notes and all(note.isprintable() and len(note) < 400 for note in notes)
+
+
+def test_a_model_name_that_cannot_be_printed_is_refused(core: Core) -> None:
+    (refused,) = FakeEngine(core, model="small\n").hello()
+    assert isinstance(refused, Refused) and refused.reason.isprintable()
 
 
 def test_members_beyond_the_limit_are_refused(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,15 +245,55 @@ def test_a_silent_api_server_that_is_heard_again_learns_that_its_requests_are_lo
     engine, client = FakeEngine(core), FakeClient(core)
     engine.hello()
     client.hello()
-    client.submit("r1")
+    client.submit("runs")
+    client.submit("ends meanwhile")
     index = client.index
     core.wait(TIMEOUT_S - 0.5)
-    engine.report()
+    engine.report(finished=[key("ends meanwhile")])
     core.wait(1.0)
-    answer = client.say(Heartbeat())
+    assert core.state.next_deadline_s() < core.now_s + TIMEOUT_S, "only the engine core is left"
+    welcome, heartbeat = client.say(Heartbeat())
+    assert isinstance(welcome, ClientWelcome) and heartbeat == Heartbeat()
+    assert welcome.client_index != index, "all that it had is lost: no engine core has anything under this index"
+    assert [m for m in core.sent_to(engine.identity) if isinstance(m, Clients)] == [
+        Clients([ClientAddress(welcome.client_index, "ipc:///run/api-0")])
+    ]
+    client.index = welcome.client_index
+    assert isinstance(client.submit("runs", attempt=1), Accepted)
+
+
+def test_what_an_api_server_sent_before_it_knew_its_new_index_comes_again(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    client.unreachable()
+    assert client.submit("r1") is None
+    (welcome,) = core.sent_to(client.identity)
+    assert isinstance(welcome, ClientWelcome)
+    assert client.submit("r2") is None and not core.drops(), "it has not read the Welcome yet"
+    client.index = welcome.client_index
+    assert isinstance(client.submit("r1"), Accepted)
+    client.index = ClientIndex(1)
+    client.submit("r3")
+    assert core.drops() == ["clients: a request under another's client index"]
+
+
+def test_an_api_server_on_a_new_connection_learns_of_an_engine_core_that_was_given_up_meanwhile(core: Core) -> None:
+    """The EngineLost of then may have gone with the old connection, and the engine core is there again."""
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    client.submit("r1")
+    engine.unreachable()
+    engine.report()
+    answer = client.hello(EngineRun(EngineIndex(0), engine.incarnation))
     assert [type(message) for message in answer] == [ClientWelcome, EngineLost]
-    assert answer[0].client_index == index  # type: ignore[attr-defined]
-    assert isinstance(client.submit("r1", attempt=1), Accepted)
+
+
+def test_the_heartbeat_of_an_api_server_is_answered(core: Core) -> None:
+    client = FakeClient(core)
+    client.hello()
+    assert client.say(Heartbeat()) == [Heartbeat()]
 
 
 def test_nobody_is_given_up_when_the_coordinator_itself_was_stopped(core: Core) -> None:
@@ -331,8 +388,8 @@ def test_an_api_server_on_a_new_connection_keeps_its_requests_and_learns_of_loss
     engine.hello()
     client.hello()
     client.submit("r1")
-    gone = (EngineIndex(5), Incarnation("gone"))
-    answer = client.hello((EngineIndex(0), engine.incarnation), gone)
+    gone = EngineRun(EngineIndex(5), Incarnation("gone"))
+    answer = client.hello(EngineRun(EngineIndex(0), engine.incarnation), gone)
     assert [type(message) for message in answer] == [ClientWelcome, EngineLost]
     assert answer[1].incarnation == "gone"  # type: ignore[attr-defined]
     assert _requests(core) == [1]

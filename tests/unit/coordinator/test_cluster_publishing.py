@@ -101,7 +101,7 @@ def test_an_idle_coordinator_has_nothing_to_do_but_watch_heartbeats(
     for _ in range(10):
         core.now_s += 1.0
         engine.report()
-        client.say(Heartbeat())
+        assert client.say(Heartbeat()) == [Heartbeat()]
         assert core.end_turn() == []
 
 

@@ -3,7 +3,8 @@
 The model on the other side keeps for each API server what it has submitted and what it was told, and for each engine
 core what it was sent. The promises, checked after every step:
 - each submission is answered once, with Accepted or Rejected (at the latest when the settling time is over);
-- each accepted request that did not end is at its engine core, or its API server was told EngineLost;
+- each accepted request whose end its API server has not seen is at its engine core, or its outputs are still on
+  their way, or the API server was told that it is lost (EngineLost, or another client index);
 - no engine core is sent a request of an API server that its last Clients did not name;
 - the core's own invariants hold (Core checks them).
 """
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from coordinator.events import Command, Forward, Identity, Link, Send, Subscribed, Unreachable
-from protocol.identifiers import Incarnation
+from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import (
     Abort,
     Accepted,
@@ -22,6 +23,7 @@ from protocol.messages import (
     ClientWelcome,
     ClusterSnapshot,
     EngineLost,
+    EngineRun,
     EngineWelcome,
     GetCard,
     Heartbeat,
@@ -41,6 +43,8 @@ class EngineModel(FakeEngine):
         super().__init__(core, name, incarnation, model)
         self.requests: dict[RequestKey, int] = {}
         self.clients: set[int] = set()
+        self.unread: dict[RequestKey, int] = {}
+        """Last outputs in the queue to an API server, by its index."""
         self.ended: list[RequestKey] = []
         self.alive = True
 
@@ -61,6 +65,7 @@ class EngineModel(FakeEngine):
             case Clients(addresses):
                 self.clients = {address.client_index for address in addresses}
                 self.requests = {k: c for k, c in self.requests.items() if c in self.clients}
+                self.unread = {k: c for k, c in self.unread.items() if c in self.clients}
             case Refused():
                 self.alive = False
 
@@ -78,6 +83,8 @@ class ClientModel(FakeClient):
     def take(self, command: Send) -> None:
         match command.message:
             case ClientWelcome(client_index=index):
+                if index != self.index:
+                    self.running.clear()
                 self.index = index
                 self.must_send_again = bool(self.unanswered)
             case Accepted(accepted, index, incarnation):
@@ -150,16 +157,26 @@ class ClusterSequences(RuleBasedStateMachine):
             self.core.handle(Unreachable(Link.CLIENTS, client.identity, "gone"))
             self.deliver(self.core.commands)
 
+    @rule(client=clients, engine=engines)
+    def client_is_stopped_while_a_request_ends(self, client: ClientModel, engine: EngineModel) -> None:
+        """Its end is in the queue when the engine core is told to cut the stream; then it is heard again."""
+        if client.alive:
+            self.request_ends(engine, 0)
+            self.client_dies_or_stops_reading(client, alive=True)
+            self.heartbeat(client)
+
     @rule(engine=engines)
     def engine_connects_again(self, engine: EngineModel) -> None:
         if engine.alive:
-            engine.hello(*((each, client, 1) for each, client in engine.requests.items()))  # type: ignore[arg-type]
+            engine.hello(*((each, ClientIndex(c), 1) for each, c in engine.requests.items()), clients=engine.clients)
             self.deliver(self.core.commands)
 
     @rule(client=clients)
     def client_connects_again(self, client: ClientModel) -> None:
         if client.alive:
-            client.hello(*((int(index), run) for index, run in set(client.running.values())))  # type: ignore[arg-type]
+            client.hello(
+                *(EngineRun(EngineIndex(int(index)), Incarnation(run)) for index, run in set(client.running.values()))
+            )
             self.deliver(self.core.commands)
 
     # --- requests ---
@@ -203,11 +220,16 @@ class ClusterSequences(RuleBasedStateMachine):
     def request_ends(self, engine: EngineModel, choice: int) -> None:
         if engine.alive and engine.requests:
             ended = list(engine.requests)[choice % len(engine.requests)]
-            del engine.requests[ended]
-            for member in self.by_identity.values():
-                if isinstance(member, ClientModel):  # the outputs come past the coordinator
-                    member.running.pop(ended, None)
+            engine.unread[ended] = engine.requests.pop(ended)
             engine.ended.append(ended)
+
+    @rule(engine=engines, client=clients)
+    def outputs_are_read(self, engine: EngineModel, client: ClientModel) -> None:
+        """They come past the coordinator."""
+        for ended in [each for each, index in engine.unread.items() if index == client.index and client.alive]:
+            del engine.unread[ended]
+            client.running.pop(ended, None)
+            client.unanswered.pop(ended, None)
 
     @rule(engine=engines, draining=st.booleans(), queued=st.integers(0, 1000))
     def engine_reports(self, engine: EngineModel, draining: bool, queued: int) -> None:
@@ -262,7 +284,9 @@ class ClusterSequences(RuleBasedStateMachine):
         engines = {e.incarnation: e for e in self.by_identity.values() if isinstance(e, EngineModel)}
         for client in self.live_clients(snapshot):
             for running, (_, incarnation) in client.running.items():
-                assert running in engines[Incarnation(incarnation)].requests, f"{running} is nowhere, nobody was told"
+                engine = engines[Incarnation(incarnation)]
+                there = running in engine.requests or engine.unread.get(running) == client.index
+                assert there, f"{running} is nowhere, nobody was told"
 
     @invariant()
     def every_submission_is_answered_when_the_coordinator_has_settled(self) -> None:
@@ -303,4 +327,4 @@ class ClusterSequences(RuleBasedStateMachine):
 
 
 TestClusterSequences = ClusterSequences.TestCase
-TestClusterSequences.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestClusterSequences.settings = settings(max_examples=100, stateful_step_count=40)

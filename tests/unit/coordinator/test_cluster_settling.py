@@ -16,6 +16,7 @@ from protocol.messages import (
     EngineCoreRequest,
     EngineHello,
     EngineLost,
+    EngineRun,
     EngineWelcome,
     GetCard,
     Heartbeat,
@@ -40,7 +41,7 @@ def test_an_engine_core_keeps_the_streams_of_api_servers_that_are_still_to_come(
     engine, client = FakeEngine(core), FakeClient(core)
     answer = engine.hello((key("r1"), ClientIndex(42), 10))
     assert [type(message) for message in answer] == [EngineWelcome], "Clients would make it drop r1"
-    client.hello((EngineIndex(0), engine.incarnation), index=42)
+    client.hello(EngineRun(EngineIndex(0), engine.incarnation), index=42)
     assert client.index == 42
     assert [type(message) for message in core.sent_to(engine.identity)] == [Clients]
     assert not [m for m in core.sent_to(client.identity) if isinstance(m, EngineLost)]
@@ -170,8 +171,10 @@ def test_a_request_sent_again_to_the_next_coordinator_runs_once(core: Core) -> N
 
 def test_an_engine_core_that_died_together_with_the_coordinator_is_told_as_lost(core: Core) -> None:
     client, engine = FakeClient(core), FakeEngine(core)
-    gone = (EngineIndex(1), Incarnation("gone"))
-    assert [type(m) for m in client.hello((EngineIndex(0), engine.incarnation), gone, index=42)] == [ClientWelcome]
+    gone = EngineRun(EngineIndex(1), Incarnation("gone"))
+    assert [type(m) for m in client.hello(EngineRun(EngineIndex(0), engine.incarnation), gone, index=42)] == [
+        ClientWelcome
+    ]
     engine.hello((key("r1"), ClientIndex(42), 10))
     core.wait(TIMEOUT_S - 0.5)
     engine.report()
@@ -186,8 +189,32 @@ def test_an_api_server_that_comes_too_late_learns_that_its_streams_were_cut(core
     core.wait(TIMEOUT_S - 0.5)
     engine.report()
     core.wait(1.0)
-    answer = client.hello((EngineIndex(0), engine.incarnation), index=42)
-    assert [type(message) for message in answer] == [ClientWelcome, EngineLost]
+    (welcome,) = client.hello(EngineRun(EngineIndex(0), engine.incarnation), index=42)
+    assert isinstance(welcome, ClientWelcome) and welcome.client_index != 42
+
+
+def test_an_engine_core_that_has_only_outputs_left_for_an_api_server_does_not_cut_it_off(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    assert [type(message) for message in engine.hello(clients=[42])] == [EngineWelcome], "Clients would cut the stream"
+    answer = client.hello(EngineRun(EngineIndex(0), engine.incarnation), index=42)
+    assert [type(message) for message in answer] == [ClientWelcome]
+    assert client.index == 42
+
+
+@pytest.mark.parametrize("engine_first", [True, False])
+def test_an_api_server_that_the_last_coordinator_had_given_up_learns_of_it(core: Core, engine_first: bool) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    run = EngineRun(EngineIndex(0), engine.incarnation)
+    if engine_first:
+        engine.hello(clients=[41])
+        (welcome,) = client.hello(run, index=42)
+        assert isinstance(welcome, ClientWelcome) and welcome.client_index != 42
+    else:
+        (welcome,) = client.hello(run, index=42)
+        assert isinstance(welcome, ClientWelcome) and welcome.client_index == 42
+        engine.hello(clients=[41])
+        (lost,) = core.sent_to(client.identity)
+        assert isinstance(lost, EngineLost) and lost.incarnation == engine.incarnation
 
 
 def test_an_engine_core_keeps_the_index_that_an_earlier_coordinator_gave(core: Core) -> None:

@@ -14,6 +14,7 @@ from deploy.doctor import (
     memory_check,
     mlx_check,
     openblas_check,
+    port_check,
     python_check,
 )
 from deploy.machine import Backend
@@ -42,6 +43,9 @@ SLOW = Measurement("0.32", "cpu", 2.5)
         (file_limit_check(256, 4096), Status.WARN),
         (file_limit_check(1024, 4096), Status.OK),
         (file_limit_check(resource.RLIM_INFINITY, resource.RLIM_INFINITY), Status.OK),
+        (port_check(8000, None, False), Status.OK),
+        (port_check(8000, "taken", True), Status.WARN),
+        (port_check(8000, "taken", False), Status.FAIL),
         (cache_check(Path("/c"), GIB, False), Status.WARN),
         (cache_check(Path("/c"), GIB, True), Status.OK),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.launch import Launch, ProcessSpec
+from deploy.launch import Launch, ProcessSpec, hub_name
 from deploy.run_directory import RunDirectory
 from deploy.supervised_process import Role
 
@@ -84,3 +84,11 @@ def test_engine_cores_share_the_memory_unless_told(directory: RunDirectory, tmp_
     assert len(kv_flags(2, {})) == 1
     assert kv_flags(2, {"kv_cache_memory_bytes": 99}) == ["--kv-cache-memory-bytes=99"]
     assert kv_flags(1, {}) == []
+
+
+def test_a_model_of_the_hub_is_called_by_its_id_and_a_folder_by_its_name(tmp_path: Path) -> None:
+    commit = tmp_path / "models--owner--name" / "snapshots" / "0123abc"
+    commit.mkdir(parents=True)
+    assert hub_name("owner/name", commit) == "owner/name"
+    assert hub_name(str(commit), commit) is None, "given as a folder"
+    assert hub_name("demo", tmp_path / "demo-2-float32" / "SmolLM2-135M-Instruct") is None

@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
@@ -26,10 +26,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="60 % of all ports")] = 8000
     ratio: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a share")] = None
     key: Annotated[tuple[str, ...], Meta(description="keys", extra={"secret": True})] = ()
+    form: Annotated[Literal["text", "json"], Meta(description="a choice")] = "text"
 
 
 OPTIONS = options_of(Sample)
-NOT_GIVEN: dict[str, Any] = {"address": None, "port": None, "ratio": None, "key": None}
+NOT_GIVEN: dict[str, Any] = {"address": None, "port": None, "ratio": None, "key": None, "form": None}
 
 
 def parse(*arguments: str) -> dict[str, Any]:
@@ -128,3 +129,36 @@ def test_help_shows_default_variable_and_percent_sign(capsys: pytest.CaptureFixt
     text = " ".join(capsys.readouterr().out.split())
     assert "60 % of all ports [default: 8000; SHOAL_PORT]" in text
     assert "where [required; SHOAL_ADDRESS]" in text
+    assert "--form json|text" in text
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", "x,,y"])
+def test_an_empty_secret_is_an_error_for_it_would_switch_the_check_off(text: str) -> None:
+    given = {"SHOAL_ADDRESS": "a"}
+    with pytest.raises(OptionError, match="SHOAL_KEY: must not be empty"):
+        given_values(OPTIONS, NOT_GIVEN, {**given, "SHOAL_KEY": text}, {})
+    if "," not in text:
+        with pytest.raises(OptionError, match="--key: must not be empty"):
+            given_values(OPTIONS, parse("--key", text), given, {})
+        with pytest.raises(OptionError, match="key 'key': must not be empty"):
+            given_values(OPTIONS, NOT_GIVEN, given, {"key": [text]})
+
+
+def test_spaces_around_the_commas_of_a_variable_do_not_count() -> None:
+    environment = {"SHOAL_ADDRESS": "a", "SHOAL_KEY": "x, y"}
+    assert given_values(OPTIONS, NOT_GIVEN, environment, {})["key"] == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--port", "x"], "--port: must be a whole number from 0 to 65535 (got x)"),
+        (["--port", "65536"], "--port: must be a whole number from 0 to 65535 (got 65536)"),
+        (["--ratio", "0"], "--ratio: must be a number above 0 (got 0)"),
+        (["--form", "xml"], "--form: must be one of json, text (got xml)"),
+    ],
+)
+def test_errors_say_what_is_wanted_in_words(arguments: list[str], complaint: str) -> None:
+    with pytest.raises(OptionError) as failure:
+        given_values(OPTIONS, parse("--address", "a", *arguments), {}, {})
+    assert str(failure.value) == complaint

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deploy.supervised_process import ALIVE, IllegalMove, ProcessState, Role, SupervisedProcess
+from deploy.supervised_process import ALIVE, CLEAN_AFTER_S, IllegalMove, ProcessState, Role, SupervisedProcess
 from deploy.supervisor_core import (
     FAILURES_BEFORE_READY,
     KILL_GRACE_S,
@@ -27,6 +27,7 @@ from deploy.supervisor_core import (
     Terminate,
     TimePassed,
 )
+from protocol.exit_codes import ExitCode
 
 PROCESSES = [
     ("coordinator", Role.COORDINATOR),
@@ -167,6 +168,7 @@ def test_process_overdue_in_its_stage_is_killed() -> None:
     assert core.handle(TimePassed(), 45.0) == [AnnounceOverdue("api-0"), Kill("api-0")]
     assert core.handle(TimePassed(), 46.0) == []
     assert Terminate("engine-0") in core.handle(Exited("api-0", -9), 46.0)
+    assert finish(core, 46.0) == ExitCode.FORCED
 
 
 def test_second_stop_kills_all_that_live() -> None:
@@ -174,7 +176,33 @@ def test_second_stop_kills_all_that_live() -> None:
     core.handle(StopRequested(), 10.0)
     assert core.handle(StopRequested(), 11.0) == [Kill(name) for name in NAMES]
     assert core.next_deadline_s() is None
-    assert finish(core, 11.0) == 0
+    core.handle(Exited("engine-0", -9), 11.0)
+    assert finish(core, 11.0) == ExitCode.FORCED
+
+
+def test_a_process_that_was_stopped_before_it_could_serve_was_not_killed() -> None:
+    core = serving()
+    core.handle(StopRequested(), 10.0)
+    core.handle(Exited("api-0", -15), 10.0)
+    assert finish(core, 10.0) == ExitCode.DRAINED
+
+
+def test_a_process_that_is_ended_by_hand_is_started_again_at_once_however_often() -> None:
+    core, now_s = serving(), 5.0
+    for _ in range(10):
+        now_s += CLEAN_AFTER_S
+        assert restarts(core.handle(Exited("api-0", 0), now_s)) == [0]
+        core.handle(Ready("api-0"), now_s)
+
+
+def test_a_process_that_ends_cleanly_again_and_again_as_soon_as_it_is_there_does_not_spin() -> None:
+    core, now_s, delays = serving(), 5.0, []
+    for _ in range(4):
+        delays += restarts(core.handle(Exited("api-0", 0), now_s))
+        now_s += delays[-1]
+        core.handle(TimePassed(), now_s)
+        core.handle(Ready("api-0"), now_s)
+    assert delays[1:] == [0, 0.5, 1]
 
 
 def test_death_during_the_end_is_not_restarted() -> None:
@@ -260,5 +288,5 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.alive or math.isfinite(self.core.next_deadline_s() or math.inf)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestAnyOrder = AnyOrder.TestCase

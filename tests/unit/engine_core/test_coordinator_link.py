@@ -5,7 +5,6 @@ from typing import TypeVar
 import pytest
 
 from engine_core.coordinator_link import (
-    HEARTBEAT_S,
     CoordinatorLink,
     DropMalformed,
     EngineIdentity,
@@ -26,6 +25,7 @@ from engine_core.events import (
     RequestsAborted,
 )
 from protocol.codec import AT_ENGINE, encode, pack_token_ids
+from protocol.heartbeats import HEARTBEAT_S
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -128,6 +128,7 @@ def test_hello_is_said_on_each_connection_and_restates_everything(bench: Bench) 
     second = bench.connect()
     assert second.requests == [(key("b"), ClientIndex(0), 2)]
     assert second.engine_index == 5
+    assert second.clients == [ClientIndex(0)], "whose streams it has not cut"
     assert (second.load.running, second.load.waiting) == (1, 7)
 
 

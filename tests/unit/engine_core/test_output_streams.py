@@ -3,6 +3,7 @@
 import pytest
 import zmq
 
+from engine_core import output_streams
 from engine_core.output_streams import OutputStreams
 from protocol.codec import AT_OUTPUTS, Frame
 from protocol.errors import AddressError
@@ -44,7 +45,9 @@ class Bench:
 
     def send(self, *clients: ClientIndex) -> list[ClientIndex]:
         output = EngineCoreOutput(RequestId("r"), 0, 0, [5])
-        return self.streams.send({client: [output] for client in clients}, 12.5)
+        stuck = self.streams.send({client: [output] for client in clients}, 12.5)
+        self.streams.check_invariants()
+        return stuck
 
 
 @pytest.fixture
@@ -59,7 +62,7 @@ def test_each_client_gets_its_own_numbered_messages(bench: Bench) -> None:
     assert [message.sequence for message in one.sent] == [0, 1]
     assert [message.sequence for message in two.sent] == [0]
     assert one.sent[0] == EngineCoreOutputs(
-        EngineIndex(4), Incarnation("i"), 0, 12.5, [EngineCoreOutput(RequestId("r"), 0, 0, [5])]
+        EngineIndex(4), Incarnation("i"), 0, 12.5, [EngineCoreOutput(RequestId("r"), 0, 0, [5])], ONE
     )
 
 
@@ -83,14 +86,28 @@ def test_an_address_that_is_none_gives_the_client_up(bench: Bench) -> None:
     assert bench.send(ONE, TWO) == [ONE]
 
 
-def test_clients_that_left_are_closed_and_a_successor_starts_anew(bench: Bench) -> None:
+def test_clients_that_left_are_closed_and_the_numbers_go_on_for_who_comes_back(bench: Bench) -> None:
     bench.send(ONE, TWO)
     bench.streams.set_clients({ONE: "ipc:///successor", TWO: "ipc:///two"})
     assert bench.opened[0].closed_with == [0]
     assert bench.opened[1].closed_with == []
     bench.send(ONE, TWO)
-    assert (bench.opened[2].address, bench.opened[2].sent[0].sequence) == ("ipc:///successor", 0)
+    assert (bench.opened[2].address, bench.opened[2].sent[0].sequence) == ("ipc:///successor", 1)
     assert bench.opened[1].sent[-1].sequence == 1
+    bench.streams.set_clients({TWO: "ipc:///two"})
+    bench.streams.set_clients({ONE: "ipc:///one", TWO: "ipc:///two"})
+    bench.send(ONE)
+    assert bench.opened[3].sent[0].sequence == 2, "what was queued for it is gone: it must see a gap"
+
+
+def test_clients_that_left_are_remembered_up_to_a_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_streams, "MAX_ENDED", 2)
+    for index in range(10, 15):
+        bench.streams.set_clients({ClientIndex(index): "ipc:///each"})
+        bench.send(ClientIndex(index))
+    bench.streams.set_clients({ClientIndex(10): "ipc:///each", ClientIndex(13): "ipc:///each"})
+    bench.send(ClientIndex(10), ClientIndex(13))
+    assert [push.sent[0].sequence for push in bench.opened[-2:]] == [0, 1]
 
 
 def test_at_the_end_what_is_queued_is_still_sent(bench: Bench) -> None:

@@ -74,3 +74,9 @@ def test_tokens_of_equal_weight_stay_together() -> None:
 def test_no_filter_keeps_all() -> None:
     weights = weights_of(2, 50)
     assert kept(weights, params(), params()) == [set(range(50))] * 2
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_k": 40}], ids=["sorted", "head"])
+def test_the_likeliest_token_stays_however_small_top_p_is(fields: dict[str, Any]) -> None:
+    weights = weights_of(1, 500)
+    assert kept(weights, params(top_p=5e-324, **fields)) == [{int(weights[0].argmax())}]

@@ -16,6 +16,7 @@ from protocol.messages import (
     EngineCoreRequest,
     EngineHello,
     EngineLost,
+    EngineRun,
     EngineState,
     EngineUpdate,
     EngineWelcome,
@@ -57,7 +58,7 @@ SAMPLING = SamplingParams(
 OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e")
 
 SAMPLES: list[Message] = [
-    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [(EngineIndex(4), RUN)]),
+    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)]),
     EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s"),
     Abort([KEY]),
     GetCard("h"),
@@ -70,11 +71,11 @@ SAMPLES: list[Message] = [
     Card("h"),
     CardUnknown("h"),
     Refused("r"),
-    EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5)),
+    EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5), [ClientIndex(6)]),
     LoadReport(LOAD, 1, [KEY]),
     EngineWelcome(1, RUN, EngineIndex(2), True),
     Clients([ClientAddress(ClientIndex(1), "a")]),
-    EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT]),
+    EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT], ClientIndex(3)),
     ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}),
     EngineUpdate(1, STATE),
 ]
@@ -97,12 +98,12 @@ GOLDEN: dict[type[Message], str] = {
     CardUnknown: "1591a168",
     Refused: "1691a172",
     EngineHello: (
-        "209801a16ea1690294a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d919392a17202030405"
+        "209901a16ea1690294a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d919392a172020304059106"
     ),
     LoadReport: "21939f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d019192a17202",
     EngineWelcome: "309401a16902c3",
     Clients: "3191919201a161",
-    EngineCoreOutputs: "409501a16902cb3fe00000000000009198a17201029103020405a165",
+    EngineCoreOutputs: "409601a16902cb3fe00000000000009198a17201029103020405a16503",
     ClusterSnapshot: (
         "509601a169919601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d0291a1"
         "6e0281aa6f7665726c6f6164656403"

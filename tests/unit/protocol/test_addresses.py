@@ -1,13 +1,11 @@
-"""What may be bound and connected, and the run directory."""
+"""What may be bound and connected."""
 
-import os
-import stat
 from pathlib import Path
 
 import pytest
 import zmq
 
-from protocol.addresses import check_address, ipc_address, make_run_directory
+from protocol.addresses import check_address, ipc_address
 from protocol.errors import AddressError
 
 
@@ -59,48 +57,3 @@ def test_an_ipc_address_is_the_path_of_its_socket() -> None:
     assert ipc_address(Path("/run/shoal"), "clients") == "ipc:///run/shoal/clients"
     with pytest.raises(AddressError):
         ipc_address(Path("/" + "x" * 200), "clients")
-
-
-def mode_of(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_a_run_directory_is_private(tmp_path: Path) -> None:
-    previous = os.umask(0)
-    try:
-        given = make_run_directory(tmp_path / "run" / "shoal")
-        fresh = make_run_directory()
-    finally:
-        os.umask(previous)
-    assert mode_of(given) == mode_of(fresh) == 0o700
-    fresh.rmdir()
-
-
-def test_an_existing_private_directory_is_taken(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    path.mkdir(mode=0o700)
-    (path / "clients").touch()
-    assert make_run_directory(path) == path
-
-
-@pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
-def test_a_directory_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "run"
-    path.mkdir()
-    path.chmod(mode)
-    with pytest.raises(AddressError, match="chmod 700"):
-        make_run_directory(path)
-
-
-def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = tmp_path.stat().st_uid
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    with pytest.raises(AddressError, match=f"belongs to user {owner}"):
-        make_run_directory(tmp_path)
-
-
-def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(AddressError, match="not a directory"):
-            make_run_directory(path)

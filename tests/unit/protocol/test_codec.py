@@ -58,7 +58,7 @@ def test_a_door_answers_garbage_with_protocol_error_only(frames: list[bytes]) ->
 def test_a_door_takes_only_the_messages_of_its_link() -> None:
     assert codec.AT_CLIENT.decode(encode(Card("h"), b"x")).message == Card("h")
     with pytest.raises(ProtocolError, match="unknown message type"):
-        codec.AT_CLIENT.decode(encode(Heartbeat()))
+        codec.AT_ENGINE.decode(encode(Heartbeat()))
     with pytest.raises(ProtocolError, match="unknown message type"):
         codec.AT_ENGINE.decode(encode(GetCard("h")))
 

@@ -1,15 +1,18 @@
 """The line between a child process and its supervisor, with real processes."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import msgspec
 import pytest
 
-from protocol.lifeline import LIFELINE_FD, ORPHANED_EXIT_CODE, Lifeline, Notice
+from protocol.exit_codes import ExitCode
+from protocol.lifeline import LIFELINE_FD, Lifeline, Notice
 
 PATIENCE_S = 10.0
 CHILD = """
@@ -49,7 +52,7 @@ def test_the_supervisor_hears_of_the_childs_start_and_its_end_ends_the_child() -
         decode = msgspec.json.Decoder(Notice).decode
         assert decode(notices.readline()) == Notice("loading", 0.5, "weights")
         assert decode(notices.readline()) == Notice("ready")
-    assert child.wait(PATIENCE_S) == ORPHANED_EXIT_CODE
+    assert child.wait(PATIENCE_S) == ExitCode.ORPHANED
 
 
 def test_a_child_does_not_outlive_a_supervisor_that_was_killed() -> None:
@@ -72,3 +75,21 @@ def test_a_supervisor_that_is_gone_is_no_error() -> None:
     ours.close()
     with theirs:
         Lifeline(theirs).notify(Notice("ready"))
+
+
+def test_a_supervisor_that_does_not_read_holds_nobody_up() -> None:
+    ours, theirs = socket.socketpair()
+    told = threading.Event()
+
+    def fill() -> None:
+        theirs.settimeout(0.0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                theirs.send(b"x" * 100)
+        theirs.settimeout(None)
+        Lifeline(theirs).notify(Notice("draining"))
+        told.set()
+
+    with ours, theirs:
+        threading.Thread(target=fill, daemon=True).start()
+        assert told.wait(PATIENCE_S)

@@ -1,5 +1,6 @@
 """Socket options by kind, and what a member's monitor says."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,7 +118,7 @@ def test_a_publisher_sees_every_subscription(context: Context, tmp_path: Path) -
 def test_a_taken_address_leaves_no_socket_open(tmp_path: Path) -> None:
     context: Context = zmq.Context()
     taken, address = open_socket(context, SocketKind.CLIENTS, "tcp://127.0.0.1:0")
-    with pytest.raises(zmq.ZMQError):
+    with pytest.raises(AddressError, match=f"{address}.* in use"):
         open_socket(context, SocketKind.CLIENTS, address)
     taken.close(0)
     context.term()  # would wait for ever for a socket left open
@@ -130,3 +131,23 @@ def test_a_refused_address_makes_no_socket(context: Context) -> None:
     ):
         with pytest.raises(AddressError):
             open_it()
+
+
+def test_an_ipc_address_where_somebody_listens_is_not_taken_over(context: Context, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path / 'clients'}"
+    first, _ = open_socket(context, SocketKind.CLIENTS, address)
+    with pytest.raises(AddressError, match="another process listens"):
+        open_socket(context, SocketKind.CLIENTS, address)
+    member, monitor = open_member(context, address, b"api-0/1")
+    assert connection_event(monitor.recv_multipart()) is ConnectionEvent.UP
+    for opened in (member, monitor, first):
+        opened.close(0)
+
+
+def test_an_ipc_address_that_a_dead_process_left_is_used(context: Context, tmp_path: Path) -> None:
+    path = tmp_path / "clients"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    assert path.exists()
+    open_socket(context, SocketKind.CLIENTS, f"ipc://{path}")

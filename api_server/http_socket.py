@@ -1,9 +1,8 @@
-"""The listening socket of all API servers of one machine.
+"""The listening socket: an API server's own, or one that all API servers of a machine inherit.
 
-The supervisor binds it once and every API server inherits it, instead of one socket each with SO_REUSEPORT: the
-accept queue outlives an API server (with SO_REUSEPORT the kernel resets what waited in the dead one's queue), a
-port that is taken is found before anything starts, and it works on macOS, where SO_REUSEPORT does not spread
-connections.
+A supervisor binds it once for all of them, instead of one socket each with SO_REUSEPORT: the accept queue outlives an
+API server (with SO_REUSEPORT the kernel resets what waited in the dead one's queue), a port that is taken is found
+before anything starts, and it works on macOS, where SO_REUSEPORT does not spread connections.
 """
 
 import socket
@@ -17,7 +16,7 @@ class BindError(Exception):
 
 
 def bind_http_socket(host: str, port: int) -> socket.socket:
-    """A listening socket that children can inherit. Raises BindError."""
+    """A listening socket, not inheritable; a port of 0 takes a free one. Raises BindError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -30,7 +29,17 @@ def bind_http_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise BindError(f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port") from error
-    listening.set_inheritable(True)
+    return listening
+
+
+def inherited_http_socket(fd: int) -> socket.socket:
+    """The listening socket behind this file descriptor, no longer inheritable. Raises BindError."""
+    try:
+        listening = socket.socket(fileno=fd)
+        listening.getsockname()
+    except OSError as error:
+        raise BindError(f"file descriptor {fd} is no socket to listen on: {error.strerror}") from error
+    listening.set_inheritable(False)
     return listening
 
 

@@ -1,4 +1,4 @@
-"""Generation over scripted collectors in any order of events: nothing lost, nothing aborted twice."""
+"""Choices over scripted collectors in any order of events: nothing lost, nothing aborted twice."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from http_fakes import FakeBackend, Step, ids, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api_server.generation import ChoicePlan, Generation, GenerationPlan
+from api_server.choices import ChoicePlan, Choices, RequestPlan
 from api_server.generation_backend import AbortCause, GenerationFailed, TokenDelta
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
@@ -15,9 +15,9 @@ from protocol.sampling import SamplingParams
 pieces = st.lists(st.sampled_from(["one ", "two ", "stop ", "three "]), min_size=1, max_size=6)
 
 
-def plan(count: int) -> GenerationPlan:
+def plan(count: int) -> RequestPlan:
     choice = ChoicePlan([5, 6], SamplingParams(max_tokens=9))
-    return GenerationPlan(tiny_model(), [choice] * count, count, 0, "", "x", ["stop"], False, True)
+    return RequestPlan(tiny_model(), [choice] * count, count, 0, "", "x", ["stop"], False, True)
 
 
 def script(texts: list[str], ending: str) -> list[Step]:
@@ -36,12 +36,12 @@ async def run(choices: list[tuple[list[str], str]], leave_after: int) -> tuple[F
     outcome = "ended"
     turns = 0
     try:
-        async with Generation(backend, plan(len(choices))) as generation:
-            await generation.submit()
-            while generation.running:
-                for delta in await generation.next():
+        async with Choices(backend, plan(len(choices))) as running:
+            await running.submit()
+            while running.running:
+                for delta in await running.next():
                     got[delta.index] += delta.delta.text
-                generation.check_invariants()
+                running.check_invariants()
                 turns += 1
                 if turns > leave_after:
                     raise asyncio.CancelledError

@@ -1,6 +1,6 @@
-"""All generations behind one HTTP request: submit, merge, end.
+"""The choices of one HTTP request, each a generation of its own in the cluster: submit, merge, end.
 
-`Generation` is used as a context manager: however the block is left (the end, an error, a caller that went away),
+`Choices` is used as a context manager: however the block is left (the end, an error, a caller that went away),
 what still runs is aborted exactly once.
 """
 
@@ -27,13 +27,13 @@ from protocol.sampling import SamplingParams
 
 
 class ChoicePlan(msgspec.Struct, frozen=True):
-    """One generation to be made."""
+    """One choice to be made."""
 
     prompt_ids: list[int]
     sampling: SamplingParams
 
 
-class GenerationPlan(msgspec.Struct, frozen=True):
+class RequestPlan(msgspec.Struct, frozen=True):
     """A checked request, ready to be submitted."""
 
     model: ServedModel
@@ -60,10 +60,10 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     delta: TextDelta
 
 
-class Generation:
-    """Owner of a request's running generations."""
+class Choices:
+    """Owner of a request's running choices."""
 
-    def __init__(self, backend: GenerationBackend, plan: GenerationPlan) -> None:
+    def __init__(self, backend: GenerationBackend, plan: RequestPlan) -> None:
         self._backend = backend
         self._plan = plan
         self._running: dict[int, Collector] = {}
@@ -82,7 +82,7 @@ class Generation:
         await _cancel(list(self._reads.values()))
 
     async def submit(self) -> None:
-        """Returns when all generations are accepted. Raises Rejected, GenerationFailed."""
+        """Returns when all choices are accepted. Raises Rejected, GenerationFailed."""
         tasks = [asyncio.ensure_future(self._submit(index)) for index in range(len(self._plan.choices))]
         try:
             await asyncio.gather(*tasks)
@@ -151,7 +151,7 @@ async def _cancel(futures: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*futures, return_exceptions=True)
 
 
-def _choice_text(plan: GenerationPlan, choice: ChoicePlan) -> ChoiceText:
+def _choice_text(plan: RequestPlan, choice: ChoicePlan) -> ChoiceText:
     stop_ids = frozenset({*choice.sampling.stop_token_ids, *plan.model.card.eos_token_ids})
     return ChoiceText(
         Detokenizer(plan.model.tokenizer, choice.prompt_ids, plan.skip_special_tokens),
