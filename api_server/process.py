@@ -111,7 +111,7 @@ async def _tell_when_serving(client: EngineClient, lifeline: Lifeline) -> None:
 
 
 async def _tick(client: EngineClient, server: HttpServer, uploads: Uploads) -> None:
-    """The only thing that wakes an idle API server."""
+    """The only thing that wakes an idle API server, with the answers to its heartbeats."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         client.second_passed()

@@ -14,7 +14,7 @@ class ExitCode(enum.IntEnum):
     """Wrong configuration, refused by the coordinator, or a model that cannot be loaded: a new process would end the
     same way. Also what a command line that cannot be parsed ends with."""
     FORCED = 3
-    """Ended by force: on a second signal, or when it (or a process of a supervisor) had not ended long after the drain's
-    deadline. Streams may have been cut. (Those that the deadline itself ends are told so, and that is DRAINED.)"""
+    """Ended by force: on a second signal, or when it (or a process of a supervisor) had not ended long after the
+    drain's deadline. Streams may have been cut. (Those that the deadline itself ends are told, and that is DRAINED.)"""
     ORPHANED = 70
     """Its supervisor is gone."""

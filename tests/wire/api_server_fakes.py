@@ -128,6 +128,7 @@ class FakeCoordinator:
                     await self.send(Card(CARD_HASH), self.packed_card)
                 case Heartbeat():
                     self.heartbeats += 1
+                    await self.send(Heartbeat())
                 case _:
                     self._arrived.put_nowait((received.message, list(received.buffers)))
 
