@@ -29,7 +29,7 @@ class _ModelList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
 
 
 class _Status(msgspec.Struct, frozen=True):
-    status: Literal["ok", "ready", "waiting for an engine core", "draining"]
+    status: Literal["ok", "ready", "waiting for the coordinator or an engine core", "draining"]
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class StatusRoutes:
         if self._backend.draining:
             return _json(_Status("draining"), 503)
         if not self._backend.ready:
-            return _json(_Status("waiting for an engine core"), 503)
+            return _json(_Status("waiting for the coordinator or an engine core"), 503)
         return _json(_Status("ready"))
 
     async def version(self, request: Request) -> Response:

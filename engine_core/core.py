@@ -22,10 +22,9 @@ from engine_core.events import (
     RequestsAborted,
 )
 from engine_core.scheduler import OutputsByClient, Scheduler
+from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex
 
-EXIT_DRAINED = 0
-EXIT_REFUSED = 2
 DRAIN_SETTLE_S = 0.2
 """A draining engine core stays at least this long: what the coordinator sent before it heard of it still arrives."""
 SHUT_DOWN = "engine core shut down"
@@ -81,7 +80,7 @@ class EngineCore:
             case CoordinatorWelcomed(welcome):
                 self._welcome, self._adds_handled = welcome, 0
             case CoordinatorRefused():
-                self._exit_code = EXIT_REFUSED
+                self._exit_code = ExitCode.HOPELESS
             case DrainRequested():
                 self._start_drain(now_s)
             case _:
@@ -95,7 +94,7 @@ class EngineCore:
             if now_s >= self._drain_deadline_s:
                 outputs = self._scheduler.end_all(SHUT_DOWN)
             if now_s >= self._settled_s and not self._scheduler.has_requests:
-                self._exit_code = EXIT_DRAINED
+                self._exit_code = ExitCode.DRAINED
         return outputs
 
     def plan(self) -> StepPlan | None:
@@ -115,7 +114,7 @@ class EngineCore:
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""
         self._scheduler.check_invariants()
-        assert self._exit_code != EXIT_DRAINED or not self._scheduler.has_requests
+        assert self._exit_code != ExitCode.DRAINED or not self._scheduler.has_requests
 
     def _take_clients(self, addresses: dict[ClientIndex, str]) -> None:
         for client_index, address in self._clients.items():

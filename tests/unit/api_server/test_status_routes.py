@@ -30,7 +30,7 @@ async def test_health_says_alive_whatever_can_be_served() -> None:
     ("ready", "draining", "status", "text"),
     [
         (True, False, 200, "ready"),
-        (False, False, 503, "waiting for an engine core"),
+        (False, False, 503, "waiting for the coordinator or an engine core"),
         (True, True, 503, "draining"),
     ],
 )

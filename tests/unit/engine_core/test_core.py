@@ -5,7 +5,7 @@ from array import array
 import pytest
 from token_device import TokenDevice
 
-from engine_core.core import DRAIN_SETTLE_S, EXIT_DRAINED, EXIT_REFUSED, SHUT_DOWN, EngineCore
+from engine_core.core import DRAIN_SETTLE_S, SHUT_DOWN, EngineCore
 from engine_core.events import (
     ClientsChanged,
     ClientStuck,
@@ -17,6 +17,7 @@ from engine_core.events import (
     RequestsAborted,
 )
 from engine_core.scheduler import OutputsByClient, Scheduler, SchedulerLimits
+from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreRequest, FinishReason, RequestKey
 from protocol.sampling import SamplingParams
@@ -140,7 +141,7 @@ def test_progress_counts_from_the_last_step_or_from_when_work_came(core: EngineC
 def test_a_refusal_ends_the_process(core: EngineCore) -> None:
     assert core.exit_code is None
     core.handle(CoordinatorRefused("versions differ"), 0.0)
-    assert core.exit_code == EXIT_REFUSED
+    assert core.exit_code == ExitCode.HOPELESS
 
 
 def test_a_drain_waits_for_running_requests_and_still_takes_a_late_one(core: EngineCore, device: TokenDevice) -> None:
@@ -153,7 +154,7 @@ def test_a_drain_waits_for_running_requests_and_still_takes_a_late_one(core: Eng
         assert core.exit_code is None
         step(core, device, now_s)
     core.tick(2.3)
-    assert core.exit_code == EXIT_DRAINED
+    assert core.exit_code == ExitCode.DRAINED
     assert core.take_status().ended == keys("a", "late")
 
 
@@ -163,7 +164,7 @@ def test_an_idle_drain_stays_for_what_is_on_its_way(core: EngineCore) -> None:
     assert core.exit_code is None
     assert core.idle_timeout_s(1.0) == pytest.approx(DRAIN_SETTLE_S)
     core.tick(1.0 + DRAIN_SETTLE_S)
-    assert core.exit_code == EXIT_DRAINED
+    assert core.exit_code == ExitCode.DRAINED
 
 
 def test_what_is_left_at_the_drain_deadline_is_told_so(core: EngineCore, device: TokenDevice) -> None:
@@ -174,7 +175,7 @@ def test_what_is_left_at_the_drain_deadline_is_told_so(core: EngineCore, device:
     core.handle(DrainRequested(), 5.9)  # a second request does not move the deadline
     assert core.tick(5.9) == {}
     outputs = core.tick(6.0)
-    assert core.exit_code == EXIT_DRAINED
+    assert core.exit_code == ExitCode.DRAINED
     for client in (ClientIndex(0), ClientIndex(1)):
         [output] = outputs[client]
         assert (output.finish_reason, output.error, output.position) == (FinishReason.ABORT, SHUT_DOWN, 1)
