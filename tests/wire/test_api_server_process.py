@@ -32,6 +32,7 @@ config = msgspec.json.decode(sys.argv[1], type=ApiServerConfig)
 set_up_logging(config.name, "info", "text")
 sys.exit(run(config, Lifeline.from_environment()))
 """
+START_LIMIT_S = 1.5
 BODY = {"model": "tiny", "prompt": [0, 1], "max_tokens": 16, "stream": True}
 
 
@@ -155,9 +156,10 @@ async def test_it_starts_soon_stays_small_and_does_nothing_when_idle(server: Api
     """Measured on 2 busy cores: 0.9 s to listen, 50 MiB, no CPU tick in 10 s, 2 wake-ups a second (a heartbeat, its
     answer)."""
     await server.start()
-    await server.start_cluster()
-    assert server.started_s < 5.0
     process = psutil.Process(server.process.pid)
+    assert sum(process.cpu_times()[:2]) < START_LIMIT_S  # the wall clock's time on a machine with nothing else to do
+    assert server.started_s < 3 * START_LIMIT_S
+    await server.start_cluster()
     assert process.memory_info().rss < 90 * 1024 * 1024
     await asyncio.sleep(0.5)
     before, before_wakes = process.cpu_times(), process.num_ctx_switches().voluntary
