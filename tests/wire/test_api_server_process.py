@@ -95,14 +95,17 @@ class ApiServer:
 
     async def open_stream(self, client: httpx.AsyncClient) -> tuple["asyncio.Task[list[str]]", EngineCoreRequest]:
         assert self.coordinator is not None
-        streaming = asyncio.create_task(self._stream(client))
+        started = asyncio.Event()
+        streaming = asyncio.create_task(self._stream(client, started))
         request = await self.coordinator.next(EngineCoreRequest)
         await self.coordinator.accept(request)
+        await asyncio.wait_for(started.wait(), LIMIT_S)
         return streaming, request
 
-    async def _stream(self, client: httpx.AsyncClient) -> list[str]:
+    async def _stream(self, client: httpx.AsyncClient, started: asyncio.Event) -> list[str]:
         async with client.stream("POST", f"{self.url}/v1/completions", json=BODY, timeout=60) as response:
             assert response.status_code == 200, await response.aread()
+            started.set()
             return [line async for line in response.aiter_lines() if line]
 
     async def _read_log(self) -> None:
