@@ -1,7 +1,7 @@
-"""Tells how far the engine cores have loaded their model: a line now and then, none for what loads quickly.
+"""Tells how far the engine cores have loaded their model: a line with a bar now and then, none for what loads quickly.
 
-Lines, not bars, on a terminal too: the processes of the cluster write to it beside the supervisor, and what moves a
-cursor there would garble both.
+A bar that is drawn anew in each line, on a terminal too: the processes of the cluster write to it beside the
+supervisor, and one that stays in its place by moving the cursor would garble both.
 """
 
 import logging
@@ -11,6 +11,7 @@ from protocol.lifeline import Notice
 logger = logging.getLogger("shoal.supervisor")
 
 LINE_EVERY_S = 5.0
+BAR_CELLS = 20
 
 
 class LoadDisplay:
@@ -25,8 +26,14 @@ class LoadDisplay:
             self.forget(name)
         elif now_s >= self._next_line_s.setdefault(name, now_s + LINE_EVERY_S):
             self._next_line_s[name] = now_s + LINE_EVERY_S
-            logger.info("%s loads: %.0f %% %s", name, notice.progress * 100, notice.detail)
+            logger.info("%s loads %s %3.0f %% %s", name, bar(notice.progress), notice.progress * 100, notice.detail)
 
     def forget(self, name: str) -> None:
         """The process loads no more: it is ready, or dead."""
         self._next_line_s.pop(name, None)
+
+
+def bar(progress: float) -> str:
+    """`[#####...............]` for a quarter; progress outside of 0 to 1 counts as the nearer end."""
+    filled = int(min(max(progress, 0.0), 1.0) * BAR_CELLS)
+    return f"[{'#' * filled}{'.' * (BAR_CELLS - filled)}]"

@@ -13,7 +13,10 @@ def test_a_line_now_and_then_while_a_process_loads(caplog: pytest.LogCaptureFixt
     display = LoadDisplay()
     for second in range(12):
         display.update("engine-0", Notice("loading", second / 20, "weights"), float(second))
-    assert caplog.messages == ["engine-0 loads: 25 % weights", "engine-0 loads: 50 % weights"]
+    assert caplog.messages == [
+        "engine-0 loads [#####...............]  25 % weights",
+        "engine-0 loads [##########..........]  50 % weights",
+    ]
 
 
 def test_what_loads_quickly_is_not_worth_a_line_nor_is_the_next_start(caplog: pytest.LogCaptureFixture) -> None:
