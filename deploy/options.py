@@ -96,10 +96,16 @@ def _help_text(option: Option) -> str:
     elif option.default in (None, ()):
         default = ""
     else:
-        shown = f"{option.default:g}" if isinstance(option.default, float) else option.default
-        default = f"default: {shown}"
+        default = f"default: {_shown(option.default)}"
     notes = "; ".join(note for note in (default, option.variable) if note)
     return f"{option.description} [{notes}]".replace("%", "%%")
+
+
+def _shown(default: Any) -> str:
+    """As it would be given on a command line."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def read_file(path: Path) -> dict[str, Any]:

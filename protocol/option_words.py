@@ -6,6 +6,8 @@ from msgspec import inspect
 def choices_of(declared: object) -> tuple[str, ...]:
     """The values of a closed set; none for every other type."""
     described = _plain(inspect.type_info(declared))
+    if isinstance(described, inspect.BoolType):
+        return ("true", "false")
     return tuple(str(value) for value in described.values) if isinstance(described, inspect.LiteralType) else ()
 
 

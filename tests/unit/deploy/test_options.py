@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
+from deploy.cli import main
 from deploy.options import (
     OptionError,
     add_flags,
@@ -162,3 +163,11 @@ def test_errors_say_what_is_wanted_in_words(arguments: list[str], complaint: str
     with pytest.raises(OptionError) as failure:
         given_values(OPTIONS, parse("--address", "a", *arguments), {}, {})
     assert str(failure.value) == complaint
+
+
+def test_a_switch_is_shown_with_its_two_values_as_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--prefix-caching true|false keep" in shown
+    assert "[default: true; SHOAL_PREFIX_CACHING]" in shown
