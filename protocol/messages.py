@@ -147,6 +147,15 @@ class EngineCoreRequest(Message, frozen=True):
     """Lower is served first."""
     cache_salt: str = ""
     """Only requests with the same salt share computed prefixes."""
+    num_output_tokens: int = 0
+    """So many of the prompt's last token ids are output of an earlier attempt of this request: they are not generated
+    again, and the first new token has this output position."""
+    deadline_s: float = 0.0
+    """Wall clock, seconds: whoever has the request then ends it; 0 for none."""
+    session_key: str = ""
+    """Requests with the same key had better run on the same engine core."""
+    engine_rank: int = -1
+    """Wanted engine core, counted in the order of their indices; -1 for any."""
 
     @property
     def key(self) -> RequestKey:

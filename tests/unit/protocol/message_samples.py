@@ -59,7 +59,7 @@ OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, 
 
 SAMPLES: list[Message] = [
     ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)]),
-    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s"),
+    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0),
     Abort([KEY]),
     GetCard("h"),
     Heartbeat(),
@@ -83,8 +83,8 @@ SAMPLES: list[Message] = [
 GOLDEN: dict[type[Message], str] = {
     ClientHello: "019701a16ea169a1610203919204a169",
     EngineCoreRequest: (
-        "0299a1720102a16d039d0102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff8000000000000cb"
-        "3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000cb3fe000000000000004a173"
+        "029da1720102a16d039d0102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff8000000000000cb"
+        "3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000cb3fe000000000000004a17302cb3ff8000000000000a16b00"
     ),
     Abort: "03919192a17202",
     GetCard: "0491a168",
