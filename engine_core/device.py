@@ -11,12 +11,14 @@ Steps are submitted and collected in the same order. With lookahead a step is su
 collected: its decode rows feed tokens that the host has not seen yet, which the device keeps.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NewType, Protocol
 
 import msgspec
 
 from protocol.card import ModelCard
+from protocol.logprobs import TokenLogprobs
 from protocol.sampling import SamplingParams
 
 OnProgress = Callable[[float, str], None]
@@ -34,6 +36,32 @@ class Slot(msgspec.Struct, frozen=True, order=True):
     """Index in `Device.pool_lengths`."""
     index: int
     """Below the number of slots that the pool has in this step."""
+
+
+class BlockPart(msgspec.Struct, frozen=True):
+    """One of the arrays that a stored block consists of, the same for all blocks of a model."""
+
+    dtype: str
+    """As safetensors calls it: F32, F16, BF16."""
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the array."""
+        return math.prod(self.shape) * BYTES_PER_VALUE[self.dtype]
+
+
+BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2}
+
+BlockData = Sequence[memoryview]
+"""The raw bytes of a block's arrays, in the order and shapes of `Device.block_parts`."""
+
+
+class BlockLoad(msgspec.Struct, frozen=True):
+    """What was kept outside of the device becomes a stored block."""
+
+    block_id: BlockId
+    data: BlockData
 
 
 class BlockSave(msgspec.Struct, frozen=True):
@@ -103,8 +131,8 @@ class DecodeRow(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step, in this order: drops, saves, releases, pools that grow, moves, pools that shrink, admissions, copies,
-    restores, prefill chunks and decode rows.
+    """One step, in this order: drops, loads, saves, releases, pools that grow, moves, pools that shrink, admissions,
+    copies, restores, prefill chunks and decode rows.
 
     So blocks are saved as the step before left them, also from rows that are released, and room for them is made
     before. The larger of the slots before and after, pool by pool, and the blocks fit in the device's capacity
@@ -113,6 +141,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     drops: Sequence[BlockId] = ()
     """Blocks to be forgotten."""
+    loads: Sequence[BlockLoad] = ()
     saves: Sequence[BlockSave] = ()
     releases: Sequence[int] = ()
     """Rows that are free again, and their slots with them."""
@@ -127,18 +156,6 @@ class StepPlan(msgspec.Struct, frozen=True):
     """At most one for a row."""
     decodes: Sequence[DecodeRow] = ()
     """At most one for a row."""
-
-
-class TokenLogprobs(msgspec.Struct, frozen=True):
-    """For one sampled token: natural logarithms of probabilities before temperature and filters."""
-
-    logprob: float
-    """Of the sampled token."""
-    rank: int
-    """Of the sampled token: 1 for the likeliest."""
-    top_ids: Sequence[int]
-    """As many as the row asked for, the likeliest first."""
-    top_logprobs: Sequence[float]
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -161,6 +178,8 @@ class Device(Protocol):
     """Most slots x length of all pools that a plan may ask for, with the tokens of all stored blocks."""
     prefix_block_tokens: int
     """Tokens of a block (protocol.prefix_hash.BLOCK_TOKENS); 0 for a device that stores none and copies no rows."""
+    block_parts: Sequence[BlockPart]
+    """What a stored block consists of; none where blocks cannot be taken out of the device."""
     lookahead: bool
     """Whether it gains by a second step that is submitted before the first is collected."""
 
@@ -173,6 +192,14 @@ class Device(Protocol):
 
     def collect(self) -> StepResult:
         """Waits for the end of the oldest plan that was submitted and not collected. Raises as `submit` does."""
+        ...
+
+    def read_block(self, block_id: BlockId) -> BlockData:
+        """A stored block that a collected plan saved and no submitted one dropped.
+
+        The bytes are not copied and stay as they are, also when the block is dropped: whoever keeps them keeps the
+        memory. Other threads may read them.
+        """
         ...
 
     def close(self) -> None:

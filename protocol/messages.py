@@ -11,6 +11,7 @@ import time
 import msgspec
 
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
+from protocol.logprobs import PackedLogprobs
 from protocol.sampling import SamplingParams
 
 PROTOCOL_VERSION = 1
@@ -322,6 +323,8 @@ class EngineCoreOutput(Message, frozen=True):
     cached_tokens: int = 0
     """Prompt tokens that were not computed again; on the first output."""
     error: str | None = None
+    logprobs: PackedLogprobs | None = None
+    """Of the new tokens, when the request asked for them (protocol.logprobs)."""
 
     @property
     def key(self) -> RequestKey:

@@ -1,6 +1,7 @@
 """One fully filled-in example of each message, and its bytes as they were when the message was defined."""
 
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
+from protocol.logprobs import PackedLogprobs
 from protocol.messages import (
     Abort,
     Accepted,
@@ -54,8 +55,12 @@ SAMPLING = SamplingParams(
     stop_token_ids=(5,),
     ignore_eos=True,
     logit_bias={6: 0.5},
+    logprobs=7,
+    allowed_token_ids=(8,),
+    bad_words_token_ids=((9,),),
 )
-OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e")
+LOGPROBS = PackedLogprobs(1, b"abcd", b"efgh", b"ijkl", b"mnop")
+OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e", LOGPROBS)
 
 SAMPLES: list[Message] = [
     ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)]),
@@ -83,8 +88,9 @@ SAMPLES: list[Message] = [
 GOLDEN: dict[type[Message], str] = {
     ClientHello: "019701a16ea169a1610203919204a169",
     EngineCoreRequest: (
-        "029da1720102a16d039d0102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff8000000000000cb"
-        "3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000cb3fe000000000000004a17302cb3ff8000000000000a16b00"
+        "029da1720102a16d03dc00100102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff800000000"
+        "0000cb3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000079108919109cb3fe00000000000"
+        "0004a17302cb3ff8000000000000a16b00"
     ),
     Abort: "03919192a17202",
     GetCard: "0491a168",
@@ -103,7 +109,9 @@ GOLDEN: dict[type[Message], str] = {
     LoadReport: "21939f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d019192a17202",
     EngineWelcome: "309401a16902c3",
     Clients: "3191919201a161",
-    EngineCoreOutputs: "409601a16902cb3fe00000000000009198a17201029103020405a16503",
+    EngineCoreOutputs: (
+        "409601a16902cb3fe00000000000009199a17201029103020405a1659501c40461626364c40465666768c404696a6b6cc4046d6e6f7003"
+    ),
     ClusterSnapshot: (
         "509601a169919601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d0291a1"
         "6e0281aa6f7665726c6f6164656403"
