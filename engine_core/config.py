@@ -29,6 +29,10 @@ class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="memory for the KV cache; default: what is left of 60 % of the device's memory"),
     ] = None
+    async_scheduling: Annotated[
+        bool | None,
+        Meta(description="plan a step while the one before it runs; default: where the device gains by it"),
+    ] = None
     prefix_caching: Annotated[
         bool, Meta(description="keep what was computed, as far as memory allows, for prompts that begin alike")
     ] = True

@@ -8,7 +8,7 @@ from typing import assert_never
 
 import msgspec
 
-from engine_core.device import StepPlan
+from engine_core.device import StepPlan, StepResult
 from engine_core.events import (
     ClientsChanged,
     ClientStuck,
@@ -21,7 +21,8 @@ from engine_core.events import (
     RequestInvalid,
     RequestsAborted,
 )
-from engine_core.scheduler import OutputsByClient, Scheduler
+from engine_core.request_table import OutputsByClient
+from engine_core.scheduler import Scheduler
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex
 
@@ -51,13 +52,8 @@ class EngineCore:
         """How the process shall end; None while it shall go on."""
         return self._exit_code
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a plan is wanted now."""
-        return self._scheduler.has_work
-
     def idle_timeout_s(self, now_s: float) -> float | None:
-        """How long to wait for an event when there is no work; None for as long as it takes."""
+        """How long to wait for an event when nothing is planned or in flight; None for as long as it takes."""
         return None if self._settled_s is None else max(0.0, self._settled_s - now_s)
 
     def handle(self, event: CoreEvent, now_s: float) -> OutputsByClient:
@@ -98,13 +94,16 @@ class EngineCore:
         return outputs
 
     def plan(self) -> StepPlan | None:
-        """The next step for the device; None when there is none."""
+        """The next step for the device; None when there is none before a result or an event comes.
+
+        At most one plan may be without a result when another is asked for.
+        """
         return self._scheduler.plan() if self._scheduler.has_work else None
 
-    def complete(self, sampled: list[int], elapsed_s: float, now_s: float) -> OutputsByClient:
-        """The planned step was run, which took `elapsed_s`, and gave these tokens."""
+    def complete(self, result: StepResult, now_s: float) -> OutputsByClient:
+        """What came of the oldest plan without a result."""
         self._progressed_s = now_s
-        return self._scheduler.update(sampled, elapsed_s)
+        return self._scheduler.update(result)
 
     def take_status(self) -> CoreStatus:
         """Where it stands, with the requests that ended since this was last asked."""

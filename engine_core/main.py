@@ -20,9 +20,9 @@ from engine_core.core import EngineCore
 from engine_core.device import ModelRefused, OpenedModel
 from engine_core.events import CoreEvent, DrainRequested
 from engine_core.input_thread import InputThread
-from engine_core.kv_budget import KvBudget
 from engine_core.output_thread import OutputThread, StreamsEnd
-from engine_core.scheduler import Scheduler, SchedulerLimits
+from engine_core.scheduler import Scheduler
+from engine_core.scheduler_limits import SchedulerLimits, longest_sequence
 from engine_core.shutdown import ShutdownWatch, start_thread
 from engine_core.sim_device import open_sim_device
 from engine_core.sim_options import SIM_PREFIX
@@ -93,9 +93,11 @@ def _serve(
     outputs = OutputThread(context, identity.incarnation, inbox)
     inputs = InputThread(context, config.engines_address, identity, inbox, outputs.queue, lifeline)
     threads = [start_thread("output", outputs.run), start_thread("input", inputs.run)]
+    lookahead = opened.device.lookahead if config.async_scheduling is None else config.async_scheduling
+    loop = BusyLoop(core, opened.device, inbox, outputs.queue, inputs.board, lookahead=lookahead)
     watch.serving()
     try:
-        code = BusyLoop(core, opened.device, inbox, outputs.queue, inputs.board).run()
+        code = loop.run()
     finally:
         outputs.queue.put(StreamsEnd())
         inputs.board.close()
@@ -109,6 +111,7 @@ def _serve(
 def _scheduler_and_identity(config: EngineCoreConfig, opened: OpenedModel) -> tuple[Scheduler, EngineIdentity]:
     try:
         limits = _limits(config, opened)
+        scheduler = Scheduler(limits, opened.card.eos_token_ids, TimedChunkBudget(limits.max_num_batched_tokens))
     except ValueError as error:
         raise ModelRefused(str(error)) from error
     card = opened.card
@@ -125,21 +128,21 @@ def _scheduler_and_identity(config: EngineCoreConfig, opened: OpenedModel) -> tu
         vocab_size=card.vocab_size,
         stores_prefixes=config.prefix_caching and opened.device.prefix_block_tokens > 0,
     )
-    chunk_budget = TimedChunkBudget(limits.max_num_batched_tokens)
-    return Scheduler(limits, card.eos_token_ids, chunk_budget), identity
+    return scheduler, identity
 
 
 def _limits(config: EngineCoreConfig, opened: OpenedModel) -> SchedulerLimits:
     """Raises ValueError when the options do not go together."""
-    kv_capacity_tokens = opened.device.kv_capacity_tokens
-    most = min(opened.card.max_model_len, KvBudget(kv_capacity_tokens).longest_sequence)
+    pool_lengths = tuple(opened.device.pool_lengths)
+    most = min(opened.card.max_model_len, longest_sequence(pool_lengths))
     if config.max_model_len is not None and config.max_model_len > most:
         raise ValueError(f"max_model_len {config.max_model_len} is more than model and KV cache allow: {most} tokens")
     return SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len or most,
-        kv_capacity_tokens=kv_capacity_tokens,
+        kv_capacity_tokens=opened.device.kv_capacity_tokens,
+        pool_lengths=pool_lengths,
     )
 
 

@@ -19,9 +19,7 @@ MOST_CANDIDATES = 64
 class Newcomers:
     """Moves sequences from the queue to the batch. Of its own it has only what the last `admit` found."""
 
-    def __init__(
-        self, limits: SchedulerLimits, waiting: WaitingQueue, batch: Batch, prefixes: PrefixCache
-    ) -> None:
+    def __init__(self, limits: SchedulerLimits, waiting: WaitingQueue, batch: Batch, prefixes: PrefixCache) -> None:
         self._limits = limits
         self._waiting = waiting
         self._batch = batch
@@ -43,7 +41,7 @@ class Newcomers:
             return admitted
         for sequence in self._waiting.first(MOST_CANDIDATES):
             client, is_overdue = self._waiting.client_of(sequence), self._is_overdue(sequence)
-            if client in held or self._prefixes.is_coming(sequence, self._batch, is_overdue):
+            if client in held or self._prefixes.is_coming(sequence, self._batch, is_overdue=is_overdue):
                 continue
             if not self._would_be_prefilled(sequence, tokens):
                 if is_overdue:
