@@ -20,12 +20,13 @@ from engine_core.device import BlockData, BlockId
 from protocol.messages import RequestKey
 from protocol.prefix_hash import BlockHash
 
-BLOCKS_PER_READ = 16
-"""A piece of 1,024 tokens is taken into RAM, which may have to make room for it, before the next is read."""
+BLOCKS_PER_READ = 8
+"""A piece of 512 tokens is taken into RAM, which may have to make room for it, before the next is read. The busy loop
+copies it: 64 MB with 8 MB a block, which takes some 10 ms."""
 MAX_READS = 64
 """Pieces asked for and not there yet; beyond that a request is computed."""
 READ_TIMEOUT_S = 2.0
-"""For a piece, from when it is asked for: 128 MB with 8 MB a block, 70 MB/s; what is slower is no gain."""
+"""For a piece, from when it is asked for: 64 MB with 8 MB a block; a disk of less than 30 MB/s is no gain."""
 REMEMBERED = 1_024
 """Requests whose last vain read is remembered: more than the scheduler looks at in a step."""
 
