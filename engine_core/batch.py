@@ -108,14 +108,19 @@ class Batch:
         return preempted
 
     def can_admit(self, newcomer: Sequence, growth_tokens: int) -> bool:
-        """Whether there is a row for it, and all could still grow by so many tokens (or to their own end) beside it.
+        """Whether there is a row for it, and all could still grow by so many tokens (or to their own end) beside it,
+        one after the other: who moves has two slots for a moment.
 
         True for whoever comes into an empty batch.
         """
         if not self._free_rows or self._stalled:
             return False
-        grown = sum(self._length_after(s, growth_tokens) for s in (*self._sequences, newcomer))
-        return grown <= self._pools.capacity_tokens
+        if not self._sequences:
+            return True
+        now = [*(self._pools.length(s.row) for s in self._sequences), self._pools.length_for(_slot_tokens(newcomer))]
+        grown = [self._length_after(s, growth_tokens) for s in (*self._sequences, newcomer)]
+        left_behind = max((before for before, after in zip(now, grown, strict=True) if after > before), default=0)
+        return sum(grown) + left_behind <= self._pools.capacity_tokens
 
     def has_slot(self, newcomer: Sequence, beside: int = 0) -> bool:
         """Whether this plan has room for it, beside so many tokens of other things; for who `can_admit`, a later

@@ -8,8 +8,10 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget, StepShape, TimedChunkBudget
-from engine_core.device import StepPlan
-from engine_core.scheduler import Scheduler, SchedulerLimits
+from engine_core.device import StepPlan, StepResult
+from engine_core.pool_lengths import pool_lengths
+from engine_core.scheduler import Scheduler
+from engine_core.scheduler_limits import SchedulerLimits
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreRequest
 from protocol.sampling import SamplingParams
@@ -73,7 +75,8 @@ class Run:
             max_num_seqs=ROWS,
             max_num_batched_tokens=most_tokens,
             max_model_len=MAX_MODEL_LEN,
-            kv_capacity_tokens=ROWS * MAX_MODEL_LEN,
+            kv_capacity_tokens=2 * ROWS * MAX_MODEL_LEN,
+            pool_lengths=pool_lengths(MAX_MODEL_LEN),
             patience=PATIENCE,
         )
         self.scheduler = Scheduler(limits, [], self.budget)
@@ -105,10 +108,11 @@ class Run:
             return
         waiting_before = self._waiting()
         plan = self.scheduler.plan()
+        assert plan is not None
         self.scheduler.check_invariants()
         self._check(plan, waiting_before)
         seconds = 0.1 * bool(plan.decodes) + 0.002 * sum(len(chunk.token_ids) for chunk in plan.prefills)
-        for outputs in self.scheduler.update([1] * len(plan.decodes), seconds).values():
+        for outputs in self.scheduler.update(StepResult([1] * len(plan.decodes), seconds)).values():
             self.started += [int(output.request_id) for output in outputs if output.position == 0]
         self.scheduler.check_invariants()
 
