@@ -7,7 +7,7 @@ import mlx.core as mx
 import msgspec
 
 from engine_core.device import ModelRefused
-from engine_core.kv_budget import KV_LENGTH_STEP
+from engine_core.pool_lengths import SHORTEST_SLOT
 
 USABLE_SHARE = 0.6
 """Of the device's memory, for weights and KV cache; the rest is for activations, the system and other processes."""
@@ -32,16 +32,21 @@ class CacheCost(msgspec.Struct, frozen=True):
     """While rows are added, one layer's state is there twice."""
 
 
-def capacity_tokens(cost: CacheCost, budget_bytes: int, max_rows: int) -> int:
-    """Most rows x length that fit in the budget, a multiple of KV_LENGTH_STEP. Raises ModelRefused when it is 0."""
+def capacity_tokens(cost: CacheCost, budget_bytes: int, max_rows: int, spare_tokens: int = 0) -> int:
+    """Most slots x length of all pools that fit in the budget, a multiple of SHORTEST_SLOT; ModelRefused when it is 0.
+
+    A slot takes `spare_tokens` more than its length. While a pool grows or shrinks, one layer's keys or values are
+    there twice; while rows are added, one layer's states are.
+    """
     for_tokens = budget_bytes - max_rows * (cost.bytes_per_row + cost.largest_layer_bytes_per_row)
-    tokens = for_tokens // max(1, cost.bytes_per_token + cost.largest_layer_bytes_per_token)
-    if tokens < KV_LENGTH_STEP:
+    slot_bytes = (SHORTEST_SLOT + spare_tokens) * (cost.bytes_per_token + cost.largest_layer_bytes_per_token)
+    slots = for_tokens // max(SHORTEST_SLOT, slot_bytes)
+    if slots < 1:
         raise ModelRefused(
             f"{budget_bytes} bytes of KV cache are too few for {max_rows} sequences: "
             "give more with kv_cache_memory_bytes, or lower max_num_seqs"
         )
-    return tokens // KV_LENGTH_STEP * KV_LENGTH_STEP
+    return slots * SHORTEST_SLOT
 
 
 def kv_budget_bytes(configured: int | None, memory_bytes: int, weight_bytes: int) -> int:
