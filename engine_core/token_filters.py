@@ -55,9 +55,9 @@ class RowFilters:
             vocab_size = weights.shape[1]
             counts = [min(k, vocab_size) if k > 0 else vocab_size for k in self._top_k]
             floors = mx.maximum(floors, lowest_of(weights, mx.array(counts)[:, None]))
-        elif not self._has_min_p and not self._has_top_p:
-            return weights
-        kept = mx.where(weights >= floors, weights, 0.0)
+            kept = mx.where(weights >= floors, weights, 0.0)
+        else:
+            kept = mx.where(weights >= floors, weights, 0.0) if self._has_min_p else weights
         if not self._has_top_p:
             return kept
         # With top-p 1 even the smallest is kept: no sum is looked for.
