@@ -191,7 +191,7 @@ def test_a_higher_priority_does_not_wait_for_a_lower_one() -> None:
 
 
 def test_a_preempted_sequence_restores_what_it_saved() -> None:
-    bench = Bench(kv_capacity_tokens=2_048, growth=0)
+    bench = Bench(kv_capacity_tokens=2_816, growth=0)
     keys = [bench.add(tokens(460, seed=seed), max_tokens=100) for seed in range(3)]
     bench.run()
     bench.check(*keys)
