@@ -13,6 +13,7 @@ from engine_core.device import Device
 from engine_core.events import CoreEvent
 from engine_core.output_thread import OutputEvent, StepOutputs
 from engine_core.request_table import OutputsByClient
+from engine_core.ssd_thread import SsdThread
 from engine_core.status_board import StatusBoard
 from protocol.messages import wall_clock_s
 
@@ -27,14 +28,17 @@ class BusyLoop:
         inbox: "queue.SimpleQueue[CoreEvent]",
         outputs: "queue.SimpleQueue[OutputEvent]",
         board: StatusBoard,
+        ssd: SsdThread | None = None,
         *,
         lookahead: bool,
     ) -> None:
+        """`ssd` is where the core's reads and writes of blocks go, if it has any."""
         self._core = core
         self._device = device
         self._inbox = inbox
         self._outputs = outputs
         self._board = board
+        self._ssd = ssd
         self._most_ahead = int(lookahead)
         """Plans that may be without a result when another is made."""
         self._in_flight = 0
@@ -56,6 +60,7 @@ class BusyLoop:
 
     def _submit(self) -> bool:
         plan = self._core.plan()
+        self._read_blocks()
         if plan is None:
             return False
         self._device.submit(plan)
@@ -66,6 +71,14 @@ class BusyLoop:
         result = self._device.collect()
         self._in_flight -= 1
         self._send(self._core.complete(result, time.monotonic()))
+        if self._ssd is not None:
+            for write in self._core.take_writes():
+                self._ssd.write(write, self._device.read_block(write.block_id))
+
+    def _read_blocks(self) -> None:
+        if self._ssd is not None:
+            for read in self._core.take_reads(time.monotonic()):
+                self._ssd.read(read)
 
     def _take_events(self) -> None:
         if self._is_idle:

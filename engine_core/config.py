@@ -36,6 +36,13 @@ class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     prefix_caching: Annotated[
         bool, Meta(description="keep what was computed, as far as memory allows, for prompts that begin alike")
     ] = True
+    ssd_cache_dir: Annotated[
+        str | None,
+        Meta(
+            description="folder for prefixes beyond RAM and over restarts; engine cores may share it; it holds prompts"
+        ),
+    ] = None
+    ssd_cache_bytes: Annotated[int, Meta(ge=1, description="bound of the whole folder ssd_cache_dir")] = 16 * 2**30
     drain_timeout_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM, seconds for running requests to finish")
     ] = 30.0

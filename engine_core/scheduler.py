@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 
 from engine_core.batch import Batch
-from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget, StepShape
+from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget
 from engine_core.device import Admission, DecodeRow, PrefillChunk, StepPlan, StepResult
 from engine_core.kv_pools import KvPools
 from engine_core.newcomers import Newcomers
@@ -33,6 +33,8 @@ from engine_core.prefix_cache import PrefixCache
 from engine_core.request_table import OutputsByClient, RequestTable, last_word, put_output
 from engine_core.scheduler_limits import SchedulerLimits
 from engine_core.sequence import Sequence, Status
+from engine_core.ssd_tier import BlocksRead, SsdReport, SsdTier
+from engine_core.step_cost import StepShape
 from engine_core.step_share import StepShare, StepTokens, share_step
 from engine_core.waiting_queue import WaitingQueue
 from protocol.identifiers import ClientIndex
@@ -48,9 +50,14 @@ class Scheduler:
     """Owner of all requests of this engine core, from their arrival to their end."""
 
     def __init__(
-        self, limits: SchedulerLimits, eos_token_ids: Iterable[int], chunk_budget: ChunkBudget | None = None
+        self,
+        limits: SchedulerLimits,
+        eos_token_ids: Iterable[int],
+        chunk_budget: ChunkBudget | None = None,
+        ssd: SsdTier | None = None,
     ) -> None:
-        """`chunk_budget` bounds the prefill of a step besides `max_num_batched_tokens`; None for no such bound."""
+        """`chunk_budget` bounds the prefill of a step besides `max_num_batched_tokens`; None for no such bound. `ssd`
+        is where blocks of prefixes are kept beyond RAM, if they are."""
         self._limits = limits
         self._chunk_budget = chunk_budget or FixedChunkBudget(limits.max_num_batched_tokens)
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -58,7 +65,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         pools = KvPools(limits.pool_lengths, limits.kv_capacity_tokens, limits.max_num_seqs)
         self._batch = Batch(limits.max_num_seqs, pools)
-        self._prefixes = PrefixCache(limits.kv_capacity_tokens)
+        self._prefixes = PrefixCache(limits.kv_capacity_tokens, ssd)
         self._newcomers = Newcomers(limits, self._waiting, self._batch, self._prefixes)
         self._in_flight: deque[list[StepShare]] = deque()
         """What the plans without a result will have computed, the oldest first, each in the order of its decode
@@ -272,6 +279,16 @@ class Scheduler:
         if len(sequence.output) >= sampling.max_tokens or sequence.num_tokens >= self._limits.max_model_len:
             return FinishReason.LENGTH, None
         return None, None
+
+    # --- blocks on the SSD --------------------------------------------------------------------------------------
+
+    def blocks_read(self, done: BlocksRead) -> None:
+        """Blocks came from the SSD, for whoever waits for them."""
+        self._prefixes.blocks_read(done)
+
+    def ssd_reported(self, report: SsdReport) -> None:
+        """The SSD holds other blocks than before."""
+        self._prefixes.ssd_reported(report)
 
     # --- observation --------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from engine_core.device import BlockData, BlockId
-from protocol.messages import RequestKey
+from protocol.messages import RequestKey, SsdLoad
 from protocol.prefix_hash import BlockHash
 
 BLOCKS_PER_READ = 8
@@ -192,6 +192,13 @@ class SsdTier:
         reading.waiting.clear()
         while len(self._in_vain) > REMEMBERED:
             self._in_vain.popitem(last=False)
+
+    def load(self) -> SsdLoad:
+        """What the coordinator is told."""
+        report = self.report
+        return SsdLoad(
+            report.nbytes, self.read_tokens_total, report.written_total, report.skipped_total, report.damaged_total
+        )
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""

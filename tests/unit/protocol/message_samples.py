@@ -33,13 +33,14 @@ from protocol.messages import (
     Rejected,
     RejectReason,
     RequestKey,
+    SsdLoad,
 )
 from protocol.sampling import SamplingParams
 
 KEY = RequestKey(RequestId("r"), 2)
 RUN = Incarnation("i")
 MODEL = ModelInfo("m", "h", 11, 12)
-LOAD = Load(1, 2, 3, 4, 5, 6, 7, 8, {"stop": 9}, 10, 11, True, 0.5, 12, 13)
+LOAD = Load(1, 2, 3, 4, 5, 6, 7, 8, {"stop": 9}, 10, 11, True, 0.5, 12, 13, SsdLoad(14, 15, 16, 17, 18))
 STATE = EngineState(EngineIndex(1), "n", RUN, MODEL, LOAD, 2)
 SAMPLING = SamplingParams(
     max_tokens=1,
@@ -104,18 +105,22 @@ GOLDEN: dict[type[Message], str] = {
     CardUnknown: "1591a168",
     Refused: "1691a172",
     EngineHello: (
-        "209901a16ea1690294a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d919392a172020304059106"
+        "209901a16ea1690294a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f"
+        "101112919392a172020304059106"
     ),
-    LoadReport: "21939f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d019192a17202",
+    LoadReport: "2193dc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f101112019192a17202",
     EngineWelcome: "309401a16902c3",
     Clients: "3191919201a161",
     EngineCoreOutputs: (
         "409601a16902cb3fe00000000000009199a17201029103020405a1659501c40461626364c40465666768c404696a6b6cc4046d6e6f7003"
     ),
     ClusterSnapshot: (
-        "509601a169919601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d0291a1"
+        "509601a169919601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c"
+        "0d950e0f1011120291a1"
         "6e0281aa6f7665726c6f6164656403"
     ),
-    EngineUpdate: "5192019601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d02",
+    EngineUpdate: (
+        "5192019601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f10111202"
+    ),
 }
 """Type byte and payload, hexadecimal. A message that changes here can no longer talk to older processes."""
