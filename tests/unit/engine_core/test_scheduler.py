@@ -7,13 +7,14 @@ import pytest
 from token_device import TokenDevice, output_alone
 
 from engine_core import scheduler as scheduler_module
-from engine_core.chunk_budget import FixedChunkBudget, StepShape
+from engine_core.chunk_budget import FixedChunkBudget
 from engine_core.device import Slot, StepResult
 from engine_core.fair_queue import PATIENCE
 from engine_core.pool_lengths import pool_lengths
 from engine_core.request_table import OutputsByClient
 from engine_core.scheduler import Scheduler
 from engine_core.scheduler_limits import SchedulerLimits
+from engine_core.step_cost import StepShape
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestKey
 from protocol.sampling import SamplingParams

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget, StepShape, TimedChunkBudget
+from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget, TimedChunkBudget
 from engine_core.device import StepPlan, StepResult
 from engine_core.pool_lengths import pool_lengths
 from engine_core.scheduler import Scheduler
 from engine_core.scheduler_limits import SchedulerLimits
+from engine_core.step_cost import StepShape
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreRequest
 from protocol.sampling import SamplingParams
