@@ -43,7 +43,7 @@ class ForeignAttention(ValueError):
 @contextmanager
 def keys_attended() -> Iterator[None]:
     """Within, attention takes `Keys`. For one thread at a time: the one that runs the model."""
-    mx.fast.scaled_dot_product_attention = _attention
+    mx.fast.scaled_dot_product_attention = _attention  # type: ignore[assignment]  # the options that mlx-lm uses
     try:
         yield
     finally:

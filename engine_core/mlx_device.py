@@ -68,7 +68,7 @@ class MlxDevice:
         kv_capacity_tokens: int,
         lengths: Sequence[int],
     ) -> None:
-        self.pool_lengths = tuple(lengths)
+        self.pool_lengths = lengths
         self.kv_capacity_tokens = kv_capacity_tokens
         self.prefix_block_tokens = BLOCK_TOKENS if runner.stores_blocks else 0
         self.block_parts = runner.block_parts
@@ -106,7 +106,7 @@ class MlxDevice:
         results = [] if sampled is None else sampled.arrays()
         written = [*results, *self._runner.written_arrays(), *self._sampler.changed_arrays()]
         done: mx.array = mx.depends([mx.zeros(1)], written)[0] if written else mx.zeros(1)
-        mx.async_eval(done, results, self._sampler.changed_arrays())
+        mx.async_eval(done, results, self._sampler.changed_arrays())  # type: ignore[no-untyped-call]
         return done
 
     def collect(self) -> StepResult:

@@ -38,32 +38,36 @@ class Selection:
         return logits if rows is None or self._is_done else logits[rows]
 
 
-class _SelectingLinear(nn.Linear):
+class _SelectingLinear(nn.Linear):  # type: ignore[misc]  # mlx.nn is typed in part
     selection: Selection
 
     def __call__(self, x: mx.array) -> mx.array:
-        return super().__call__(self.selection.of(x))
+        logits: mx.array = super().__call__(self.selection.of(x))
+        return logits
 
 
-class _SelectingQuantizedLinear(nn.QuantizedLinear):
+class _SelectingQuantizedLinear(nn.QuantizedLinear):  # type: ignore[misc]
     selection: Selection
 
     def __call__(self, x: mx.array) -> mx.array:
-        return super().__call__(self.selection.of(x))
+        logits: mx.array = super().__call__(self.selection.of(x))
+        return logits
 
 
-class _SelectingEmbedding(nn.Embedding):
+class _SelectingEmbedding(nn.Embedding):  # type: ignore[misc]
     selection: Selection
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return super().as_linear(self.selection.of(x))
+        logits: mx.array = super().as_linear(self.selection.of(x))
+        return logits
 
 
-class _SelectingQuantizedEmbedding(nn.QuantizedEmbedding):
+class _SelectingQuantizedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
     selection: Selection
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return super().as_linear(self.selection.of(x))
+        logits: mx.array = super().as_linear(self.selection.of(x))
+        return logits
 
 
 _LINEAR: dict[type, type] = {nn.Linear: _SelectingLinear, nn.QuantizedLinear: _SelectingQuantizedLinear}
@@ -95,5 +99,5 @@ def _output_head(modules: dict[str, Any]) -> Any | None:
         for path, module in modules.items()
         if type(module) in _LINEAR and module.weight.shape[0] == table.weight.shape[0]
     ]
-    outside = [path for path in heads if not any(name.isdigit() for name in path)]
-    return modules[".".join(min(outside, key=len))] if outside else table
+    outside = sorted((len(path), ".".join(path)) for path in heads if not any(name.isdigit() for name in path))
+    return modules[outside[0][1]] if outside else table

@@ -49,9 +49,10 @@ class RowRunner:
         self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeRow], token_ids: mx.array
     ) -> mx.array | None:
         """See ModelRunner."""
+        self._fed = []
         for chunk in prefills:
             row = self._row_at(chunk.row, chunk.start)
-            self._feed(row, mx.array(chunk.token_ids))
+            self._feed(row, mx.array(list(chunk.token_ids)))
             mx.eval(cache_arrays(row.cache))
         logits = [
             self._feed(self._row_at(decode.row, decode.start), token_ids[index : index + 1])[:, -1]

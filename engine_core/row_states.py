@@ -29,20 +29,41 @@ class StateBuffers:
                 mx.eval(new)
                 self.arrays[index] = new
 
-    def read(self, rows: mx.array, at_start: bool = False) -> list[mx.array | None]:
-        """The state of these rows, for a forward that is being traced; none at all at the start of a sequence.
+    def read(self, rows: "Rows", at_start: bool = False) -> list[mx.array | None]:
+        """The state of these rows, for a forward that is being traced; none at all at the start of a sequence."""
+        return [None if array is None or at_start else rows.of(array) for array in self.arrays]
 
-        Copies, not slices: once they are made the buffer can be written in place.
+    def store(self, rows: "Rows", states: Sequence[mx.array | None]) -> None:
+        """The state of these rows after a forward, not evaluated.
+
+        A state that covers all rows takes the buffer's place. Others are written into it: in place when all that reads
+        it is done, else MLX copies it.
         """
-        return [None if array is None or at_start else mx.take(array, rows, axis=0) for array in self.arrays]
-
-    def store(self, rows: mx.array, states: Sequence[mx.array | None]) -> None:
-        """The state of these rows after a forward, not evaluated."""
-        for buffer, state in zip(self.arrays, states, strict=True):
+        for index, (buffer, state) in enumerate(zip(self.arrays, states, strict=True)):
             if buffer is None or state is None:
                 assert buffer is None and state is None, "a model's state has the arrays that it had when traced"
                 continue
-            buffer[rows] = state.astype(buffer.dtype)
+            state = state.astype(buffer.dtype)
+            if rows.are_all(buffer):
+                self.arrays[index] = mx.contiguous(state)  # and not as the end of a long chunk's array
+            else:
+                buffer[rows.indices] = state
+
+
+class Rows:
+    """Rows of a forward, in the order of its batch."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self._rows = list(rows)
+        self.indices = mx.array(self._rows, mx.int32)
+
+    def are_all(self, buffer: mx.array) -> bool:
+        """Whether they are all rows of the buffer, in order."""
+        return self._rows == list(range(buffer.shape[0]))
+
+    def of(self, buffer: mx.array) -> mx.array:
+        """What they have in a buffer: a copy, unless they are all."""
+        return buffer if self.are_all(buffer) else mx.take(buffer, self.indices, axis=0)
 
 
 class RowStates:

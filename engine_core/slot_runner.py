@@ -8,7 +8,8 @@ at which the logits are right:
   costs besides its tokens, above all reading the weights, is paid once a step.
 - POOLED_DECODE: the same for decode rows. A chunk is a forward over a view of its slot: recurrent layers need its
   tokens in a row.
-- PER_POOL: the decode rows of each pool are a forward over neighbouring slots (slot_views), for models that want arrays.
+- PER_POOL: the decode rows of each pool are a forward over neighbouring slots (slot_views): for models that do more
+  with keys, values or masks than to pass them on.
 
 A recurrent state has no place for what comes before a sequence: its first token finds no state at all, as in mlx-lm,
 and what a model makes of that need not be zeros. So a sequence whose first token is a decode row (a prompt of one
@@ -23,12 +24,22 @@ import mlx.core as mx
 
 from engine_core.attention_dispatch import keys_attended
 from engine_core.block_store import BlockStore
-from engine_core.device import BlockData, BlockId, BlockSave, DecodeRow, PrefillChunk, RowCopy, Slot, StepPlan
+from engine_core.device import (
+    BlockData,
+    BlockId,
+    BlockPart,
+    BlockSave,
+    DecodeRow,
+    PrefillChunk,
+    RowCopy,
+    Slot,
+    StepPlan,
+)
 from engine_core.model_runner import LanguageModel, PlanError
 from engine_core.output_head import Selection
 from engine_core.ragged_step import FedChunk, FedToken, RaggedStep
 from engine_core.ragged_views import RaggedView, check_attended
-from engine_core.row_states import RowStates
+from engine_core.row_states import Rows, RowStates
 from engine_core.slot_buffers import SlotPools
 from engine_core.slot_layout import CacheLayout
 from engine_core.slot_table import SlotTable
@@ -67,7 +78,7 @@ class SlotRunner:
         self._pools = SlotPools(layouts, pool_lengths)
         self._table = SlotTable(pool_lengths)
         self._blocks = BlockStore(layouts)
-        self.block_parts = self._blocks.parts if self.stores_blocks else ()
+        self.block_parts: Sequence[BlockPart] = self._blocks.parts if self.stores_blocks else ()
         self._selection = selection
         self._max_forward_tokens = max_forward_tokens
 
@@ -133,7 +144,7 @@ class SlotRunner:
             return self._fused(prefills, decodes, token_ids)
         for chunk in prefills:
             for part in _parts(chunk, self._max_forward_tokens):
-                self._feed_row(part.row, part.start, mx.array(part.token_ids))
+                self._feed_row(part.row, part.start, mx.array(list(part.token_ids)))
                 mx.eval(self.written_arrays())
         return self._decode(decodes, token_ids) if decodes else None
 
@@ -195,7 +206,7 @@ class SlotRunner:
             RaggedView([pool.layers[index] if pool.layers else None for pool in self._pools.pools], window, step)
             for index, window in enumerate(self._pools.windows)
         ]
-        rows = mx.array([decodes[index].row for index in step.order], mx.int32)
+        rows = Rows([decodes[index].row for index in step.order])
         states = [StateView(layer.read(rows)) for layer in self._states.layers]
         fed = _fed(step, chunks, token_ids)
         cache = nested(self._layouts, iter(views), iter(states))
@@ -218,7 +229,7 @@ class SlotRunner:
             positions[slot.index - first] = decode.start
         step = DecodeStep(first, positions, max(decode.start for decode in decodes), pool.length)
         layers = [DecodeView(*layer, step) for layer in zip(pool.layers, self._pools.windows, strict=True)]
-        rows = mx.array([decode.row for decode in decodes])
+        rows = Rows([decode.row for decode in decodes])
         has_gaps = span != len(decodes)
         states = [StateView(layer.read(self._rows_in(step, slots[0].pool))) for layer in self._states.layers]
         fed = mx.zeros(span, token_ids.dtype).at[places].add(token_ids) if has_gaps else token_ids
@@ -234,26 +245,27 @@ class SlotRunner:
         row = self._table.row_in(slot)
         return 0 if row is None else self._table.tokens_of(row)
 
-    def _rows_in(self, step: DecodeStep, pool: int) -> mx.array:
+    def _rows_in(self, step: DecodeStep, pool: int) -> Rows:
         """Whose states the slots of a decode forward run with; it does not matter whose a dummy in a free slot does."""
         rows = [self._table.row_in(Slot(pool, index)) for index in range(step.slots.start, step.slots.stop)]
-        return mx.array([0 if row is None else row for row in rows])
+        return Rows([0 if row is None else row for row in rows])
 
     def _feed_row(self, row: int, start: int, token_ids: mx.array) -> mx.array:
         """Logits [1, n, vocabulary] of a forward over one row, not evaluated."""
         slot = self._table.slot_of(row)
         pool = self._pools.pools[slot.pool]
-        rows = mx.array([row])
+        rows = Rows([row])
         layers = [
             PrefillView(layer, window, slot.index, start)
             for layer, window in zip(pool.layers, self._pools.windows, strict=True)
         ]
         states = [StateView(layer.read(rows, at_start=start == 0)) for layer in self._states.layers]
         logits = self._model(token_ids[None], cache=nested(self._layouts, iter(layers), iter(states)))
+        mx.eval([view.cache for view in states])  # what reads the buffers is done before they are written: in place
         self._store_states(rows, states)
         return logits
 
-    def _store_states(self, rows: mx.array, views: Sequence[StateView]) -> None:
+    def _store_states(self, rows: Rows, views: Sequence[StateView]) -> None:
         for layer, view in zip(self._states.layers, views, strict=True):
             layer.store(rows, view.cache)
 

@@ -33,6 +33,12 @@ def test_capacity_keeps_the_budget_with_one_layer_twice(
     assert (layers + 1) * layer_bytes * (tokens + 256) + row_bytes * rows > budget
 
 
+def test_each_slot_takes_its_spare_token() -> None:
+    cost = CacheCost(bytes_per_token=10, largest_layer_bytes_per_token=2, bytes_per_row=0)
+    assert capacity_tokens(cost, 3 * 257 * 12, 4, spare_tokens=1) == 3 * 256
+    assert capacity_tokens(cost, 3 * 257 * 12 - 1, 4, spare_tokens=1) == 2 * 256
+
+
 def test_a_model_without_a_kv_cache_is_bounded_by_its_rows() -> None:
     assert capacity_tokens(CacheCost(0, 0, 1000), 10**9, 64) > 10**8
     with pytest.raises(ModelRefused, match="max_num_seqs"):
