@@ -102,7 +102,7 @@ def test_streams_that_come_and_go_do_not_stall_and_give_as_many_tokens(clients: 
     gaps_of_all = [gap for times in timed for gap in times.gaps_s]
     assert percentile(gaps_of_all, 99) < 2.3 * decode_s
     assert max(gaps_of_all) < 3 * decode_s
-    assert tokens_per_s(timed) > 0.95 * tokens_per_s(at_once)
+    assert tokens_per_s(timed) > 0.93 * tokens_per_s(at_once)
 
 
 def test_in_a_closed_loop_a_request_comes_when_the_one_before_has_ended() -> None:
