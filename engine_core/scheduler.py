@@ -26,7 +26,8 @@ from collections.abc import Sequence as Tokens
 
 from engine_core.batch import Batch
 from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget
-from engine_core.device import Admission, DecodeRow, PrefillChunk, StepPlan, StepResult
+from engine_core.device import Admission, StepPlan, StepResult
+from engine_core.finish import finish_reason
 from engine_core.kv_pools import KvPools
 from engine_core.newcomers import Newcomers
 from engine_core.prefix_cache import PrefixCache
@@ -34,8 +35,7 @@ from engine_core.request_table import OutputsByClient, RequestTable, last_word, 
 from engine_core.scheduler_limits import SchedulerLimits
 from engine_core.sequence import Sequence, Status
 from engine_core.ssd_tier import BlocksRead, SsdReport, SsdTier
-from engine_core.step_cost import StepShape
-from engine_core.step_share import StepShare, StepTokens, share_step
+from engine_core.step_share import StepShare, StepTokens, share_step, step_shape
 from engine_core.waiting_queue import WaitingQueue
 from protocol.identifiers import ClientIndex
 from protocol.logprobs import TokenLogprobs, pack_logprobs
@@ -201,8 +201,8 @@ class Scheduler:
             admissions=[self._admission(sequence) for sequence in admitted],
             copies=blocks.copies,
             restores=blocks.restores,
-            prefills=[_chunk(share) for share in shares if share.prefill_tokens],
-            decodes=[_decode_row(share.sequence) for share in shares if share.decodes],
+            prefills=[share.prefill_chunk() for share in shares if share.prefill_tokens],
+            decodes=[share.decode_row() for share in shares if share.decodes],
         )
         self._take_off(shares)
         return plan
@@ -242,7 +242,7 @@ class Scheduler:
         shares = self._in_flight.popleft()
         self._prefixes.plan_done()
         self._steps_total += bool(shares)
-        self._chunk_budget.observe(_shape(shares), result.elapsed_s)
+        self._chunk_budget.observe(step_shape(shares), result.elapsed_s)
         outputs: OutputsByClient = {}
         decodes = [share for share in shares if share.decodes]
         for index, (share, token_id) in enumerate(zip(decodes, result.token_ids, strict=True)):
@@ -255,7 +255,7 @@ class Scheduler:
         position = len(sequence.output)
         sequence.sampled(token_id)
         self._generation_tokens_total += 1
-        reason, stop_reason = self._finish_reason(sequence, token_id)
+        reason, stop_reason = finish_reason(sequence, token_id, self._eos_token_ids, self._limits.max_model_len)
         if reason is not None:
             self._end(sequence, reason)
         return EngineCoreOutput(
@@ -268,17 +268,6 @@ class Scheduler:
             cached_tokens=(sequence.cached_tokens or 0) if position == 0 else 0,
             logprobs=None if logprobs is None else pack_logprobs([logprobs]),
         )
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
-        # The sampler masks these tokens until `min_tokens`: what comes here may end the request.
-        sampling = sequence.request.sampling
-        if token_id in self._eos_token_ids and not sampling.ignore_eos:
-            return FinishReason.STOP, None
-        if token_id in sampling.stop_token_ids:
-            return FinishReason.STOP, token_id
-        if len(sequence.output) >= sampling.max_tokens or sequence.num_tokens >= self._limits.max_model_len:
-            return FinishReason.LENGTH, None
-        return None, None
 
     # --- blocks on the SSD --------------------------------------------------------------------------------------
 
@@ -317,17 +306,3 @@ class Scheduler:
         self._prefixes.check_invariants(self._batch.plan_tokens if self._in_flight else None)
         assert {id(s) for s in self._requests} == {id(s) for s in (*self._batch, *self._waiting)}
         assert all(s.num_tokens < self._limits.max_model_len for s in self._requests)
-
-
-def _shape(shares: list[StepShare]) -> StepShape:
-    return StepShape(sum(share.prefill_tokens for share in shares), sum(share.decodes for share in shares))
-
-
-def _chunk(share: StepShare) -> PrefillChunk:
-    sequence = share.sequence
-    start = sequence.num_computed
-    return PrefillChunk(sequence.row, start, sequence.tokens(start, share.prefill_tokens))
-
-
-def _decode_row(sequence: Sequence) -> DecodeRow:
-    return DecodeRow(sequence.row, sequence.length - 1, sequence.last_token, sequence.output_position)

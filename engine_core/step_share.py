@@ -6,7 +6,9 @@ from collections.abc import Sequence as Sequences
 import msgspec
 
 from engine_core.chunk_budget import SMALLEST_CHUNK
+from engine_core.device import DecodeRow, PrefillChunk
 from engine_core.sequence import Sequence, Status
+from engine_core.step_cost import StepShape
 
 
 class StepShare(msgspec.Struct, frozen=True):
@@ -23,6 +25,16 @@ class StepShare(msgspec.Struct, frozen=True):
         """Whether the sequence is still in that stay: else it has ended meanwhile, or lost its row."""
         return self.sequence.stay == self.stay
 
+    def prefill_chunk(self) -> PrefillChunk:
+        """What the device is to do; to be asked before the sequence is `planned`."""
+        sequence, start = self.sequence, self.sequence.num_computed
+        return PrefillChunk(sequence.row, start, sequence.tokens(start, self.prefill_tokens))
+
+    def decode_row(self) -> DecodeRow:
+        """What the device is to do; to be asked before the sequence is `planned`."""
+        sequence = self.sequence
+        return DecodeRow(sequence.row, sequence.length - 1, sequence.last_token, sequence.output_position)
+
 
 class StepTokens(msgspec.Struct, frozen=True):
     """What a step may hold."""
@@ -31,6 +43,11 @@ class StepTokens(msgspec.Struct, frozen=True):
     """Tokens in all, at least one for each sequence that is ready to decode."""
     prefill: int
     """Tokens of prefill."""
+
+
+def step_shape(shares: Sequences[StepShare]) -> StepShape:
+    """All shares of a step together."""
+    return StepShape(sum(share.prefill_tokens for share in shares), sum(share.decodes for share in shares))
 
 
 PrefillOrder = tuple[int, int, int, float]
