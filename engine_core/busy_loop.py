@@ -52,9 +52,9 @@ class BusyLoop:
             self._send(self._core.tick(time.monotonic()))
             submitted = self._submit()
             self._board.publish(self._core.take_status())
+            self._is_idle = not submitted and not self._in_flight
             if self._in_flight and (not submitted or self._in_flight > self._most_ahead):
                 self._collect()
-            self._is_idle = not submitted and not self._in_flight
         self._board.publish(self._core.take_status())
         return self._core.exit_code
 
