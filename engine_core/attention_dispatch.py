@@ -24,12 +24,16 @@ array_attention = mx.fast.scaled_dot_product_attention
 class Values:
     """Stands for the values that belong to some `Keys`."""
 
+    def __init__(self, dtype: mx.Dtype) -> None:
+        self.dtype = dtype
+        """phi gives its output that of the values."""
+
 
 class Keys:
     """Stands for the keys of one layer."""
 
-    def __init__(self) -> None:
-        self.values = Values()
+    def __init__(self, values_dtype: mx.Dtype) -> None:
+        self.values = Values(values_dtype)
 
     def attend(self, queries: mx.array, mask: Any, scale: float, sinks: mx.array | None) -> mx.array:
         """The output, in the shape of the queries; `mask` is whatever the model has for one."""

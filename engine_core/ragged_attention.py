@@ -21,8 +21,10 @@ class RaggedMask:
 class RaggedKeys(Keys):
     """The keys and values of one layer, written."""
 
-    def __init__(self, pools: Sequence[LayerBuffers | None], window: int | None, step: RaggedStep) -> None:
-        super().__init__()
+    def __init__(
+        self, pools: Sequence[LayerBuffers | None], window: int | None, step: RaggedStep, values_dtype: mx.Dtype
+    ) -> None:
+        super().__init__(values_dtype)
         self.is_attended = False
         self._pools = pools
         self._window = window

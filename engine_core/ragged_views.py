@@ -41,7 +41,7 @@ class RaggedView(KVCache):  # type: ignore[misc]  # mlx-lm is untyped; models te
                 if new.size:  # MLX divides by zero when it writes nothing
                     buffer[writes.slots, :, writes.positions] = new if writes.tokens is None else new[writes.tokens]
         self.offset = self._step.positions + 1
-        self._written = RaggedKeys(self._pools, self._window, self._step)
+        self._written = RaggedKeys(self._pools, self._window, self._step, values.dtype)
         return self._written, self._written.values
 
     def keys_and_values(self) -> tuple[Keys, Values]:

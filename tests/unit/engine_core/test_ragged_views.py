@@ -138,7 +138,7 @@ def test_attention_over_arrays_is_left_as_it_is() -> None:
     assert mx.array_equal(found, expected)
     assert mx.fast.scaled_dot_product_attention is plain is array_attention
     with pytest.raises(TypeError):
-        plain(queries, Keys(), keys, scale=0.3)
+        plain(queries, Keys(mx.float32), keys, scale=0.3)
 
 
 def test_a_mask_has_the_narrower_window() -> None:
