@@ -8,8 +8,6 @@ from protocol.prefix_hash import BlockHash
 class BlockChanges(msgspec.Struct, frozen=True):
     """Between two reports."""
 
-    number: int
-    """0, 1, 2, ...: a gap is loss, and only the whole list helps then."""
     stored: list[BlockHash]
     """In the order in which they came: none before its parent."""
     evicted: list[BlockHash]
@@ -26,7 +24,6 @@ class ChangeLog:
         """In how many places each block is, RAM and SSD."""
         self._stored: dict[BlockHash, None] = {}
         self._evicted: dict[BlockHash, None] = {}
-        self._reports = 0
 
     def stored(self, block_hash: BlockHash) -> None:
         """The block is in one place more."""
@@ -53,14 +50,9 @@ class ChangeLog:
         """What has changed since this was last asked; None for nothing."""
         if not (self._stored or self._evicted):
             return None
-        changes = BlockChanges(self._reports, list(self._stored), list(self._evicted))
-        self._reports += 1
+        changes = BlockChanges(list(self._stored), list(self._evicted))
         self._stored, self._evicted = {}, {}
         return changes
-
-    def snapshot(self) -> list[BlockHash]:
-        """All that is stored as of the last `take`."""
-        return [*(block_hash for block_hash in self._copies if block_hash not in self._stored), *self._evicted]
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""

@@ -112,10 +112,10 @@ class PrefixCache:
         return self._is_coming_from_ssd(sequence, len(stored.whole) + 1, available)
 
     def _is_coming_from_ssd(self, sequence: Sequence, place: int, available: int) -> bool:
-        most = _most_blocks(sequence)
+        most = sequence.num_tokens // BLOCK_TOKENS
         if self._ssd is None or sequence.request.cache_salt or place > min(most, self._index.capacity):
             return False
-        if available >= place * BLOCK_TOKENS:
+        if available >= min(place * BLOCK_TOKENS, sequence.num_tokens - 1):
             return False
         return self._ssd.is_coming(sequence.key, sequence.chain, place, most)
 
@@ -261,10 +261,6 @@ class PrefixCache:
         """Blocks that came and went since this was last asked; None for none."""
         return self._log.take()
 
-    def stored_hashes(self) -> list[BlockHash]:
-        """All blocks as of the last `take_changes`."""
-        return self._log.snapshot()
-
     def check_invariants(self, rows_tokens: int | None) -> None:
         """Raises AssertionError when the state contradicts itself; `rows_tokens` of the plan in flight, if one is."""
         self._index.check_invariants()
@@ -280,7 +276,3 @@ class PrefixCache:
 
 def _worth_it(tokens: int) -> int:
     return tokens if tokens >= MIN_COPIED_TOKENS else 0
-
-
-def _most_blocks(sequence: Sequence) -> int:
-    return (sequence.num_tokens - 1) // BLOCK_TOKENS

@@ -149,6 +149,14 @@ def test_after_a_restart_whole_blocks_are_read_again(lookahead: bool) -> None:
     assert ssd is not None and ssd.hits_tokens_total == 960
 
 
+def test_a_prompt_of_whole_blocks_is_read_but_for_its_last_token() -> None:
+    disk = Disk()
+    Bench(disk).serve(tokens(640))
+    bench = Bench(disk)
+    assert bench.serve(tokens(640)) == 639
+    assert bench.device.prefilled_tokens == 0
+
+
 def test_what_had_to_make_way_in_ram_is_read_again(lookahead: bool) -> None:
     bench = Bench(Disk(), lookahead=lookahead, kv_capacity_tokens=4_096)
     assert bench.serve(tokens(600)) == 0
