@@ -27,9 +27,11 @@ from engine_core.ssd_tier import BlocksRead, BlockWrite, SsdReport, SsdTier
 from protocol.prefix_hash import BLOCK_TOKENS, BlockHash
 
 MIN_COPIED_TOKENS = 8
-"""Less is not worth an order."""
+"""Less is not worth an order, which writes each layer's keys and values one by one. Processor time of a step with a
+chunk of 16 tokens behind those (135M model, one core): 8 copied 115 ms, computed 140; 4: 119, 137; 1: 118, 124. And a
+GPU computes a few tokens more for nothing. Most chat templates share 3 or 4 tokens and no more with each other."""
 MIN_AWAITED_TOKENS = 16
-"""Less is computed rather than waited for: a step passes until the one that computes it has done so."""
+"""Less is computed rather than waited for: the wait is a step at least, which takes as long as 20 tokens or so."""
 
 
 class BlockOrders(msgspec.Struct, frozen=True):

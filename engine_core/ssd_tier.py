@@ -23,8 +23,9 @@ from protocol.prefix_hash import BlockHash
 BLOCKS_PER_READ = 8
 """A piece of 512 tokens is taken into RAM, which may have to make room for it, before the next is read. The busy loop
 copies it: 64 MB with 8 MB a block, which takes some 10 ms."""
-MAX_READS = 64
-"""Pieces asked for and not there yet; beyond that a request is computed."""
+MAX_READS = 8
+"""Pieces asked for and not there yet, which take memory beside the KV cache's: 0.5 GB with 8 MB a block. Who wants one
+more waits for one of them to come."""
 READ_TIMEOUT_S = 2.0
 """For a piece, from when it is asked for: 64 MB with 8 MB a block; a disk of less than 30 MB/s is no gain."""
 REMEMBERED = 1_024
@@ -147,8 +148,10 @@ class SsdTier:
         first = chain[place]
         reading = self._reading.get(first)
         if reading is None:
-            if self._in_vain.get(key) == first or len(self._reading) == MAX_READS:
+            if self._in_vain.get(key) == first:
                 return False
+            if len(self._reading) == MAX_READS:
+                return not all(other.is_late for other in self._reading.values())
             reading = self._reading[first] = _Reading()
             self._wanted.append(
                 BlockRead(chain[place - 1], chain[place : min(place + BLOCKS_PER_READ, most + 1)], place)

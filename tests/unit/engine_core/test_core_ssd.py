@@ -1,5 +1,6 @@
 """The engine core with an SSD behind it, which here is a dictionary: what is kept, read again, and waited for."""
 
+import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -266,6 +267,52 @@ def test_a_memory_too_small_for_what_is_read_takes_what_fits(lookahead: bool) ->
     Bench(disk).serve(tokens(2_000))
     bench = Bench(disk, lookahead=lookahead, kv_capacity_tokens=2_560)
     assert 0 < bench.serve(tokens(2_000)) <= 512
+
+
+def test_whatever_the_disk_does_each_request_gets_what_it_gets_alone() -> None:
+    hits = 0
+    for seed in range(16):
+        draw, disk = random.Random(seed), Disk()
+        for _ in range(3):
+            bench = Bench(disk, lookahead=seed % 2 == 1, kv_capacity_tokens=draw.choice([2_560, 4_096, 16_384]))
+            live = random_life(bench, draw)
+            bench.run()
+            assert {key for key in live if bench.outputs[key][-1].finish_reason is not None} == live
+            for key in live:
+                bench.cached_tokens(key)
+            ssd = bench.load().ssd
+            assert ssd is not None
+            hits += ssd.hits_tokens_total
+    assert hits > 20_000
+
+
+def random_life(bench: Bench, draw: random.Random) -> set[RequestKey]:
+    """What may happen between two restarts; requests that were not aborted."""
+    live = set[RequestKey]()
+    for _ in range(200):
+        chance = draw.random()
+        if chance < 0.1:
+            shared = tokens(draw.choice([0, 30, 64, 300, 900]), first=draw.randrange(2))
+            live.add(bench.add([*shared, *tokens(9, draw.randrange(50))], salt=draw.choice(["", "", "s"])))
+        elif chance < 0.13 and live:
+            key = draw.choice(sorted(live, key=str))
+            live.remove(key)
+            bench.core.handle(RequestsAborted([key]), bench.now_s)
+        elif chance < 0.2:
+            bench.hangs = not bench.hangs
+        elif chance < 0.25:
+            bench.now_s += draw.choice([0.1, 1.0, READ_TIMEOUT_S])
+        elif chance < 0.27 and bench.disk.blocks:
+            lost = draw.choice(sorted(bench.disk.blocks))
+            del bench.disk.blocks[lost]
+            bench.core.handle(SsdReport([], [lost], 0, 0, 0, 0), bench.now_s)
+        elif chance < 0.35:
+            bench.answer()
+        else:
+            bench.step()
+    bench.hangs = False
+    bench.answer()
+    return live
 
 
 def test_changes_name_blocks_in_ram_and_on_the_ssd_once() -> None:

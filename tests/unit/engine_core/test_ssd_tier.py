@@ -111,6 +111,24 @@ def test_a_read_that_takes_too_long_is_not_waited_for_but_taken_when_it_comes() 
     assert not tier.is_coming(ONE, CHAIN, 1, 3)
 
 
+def test_many_at_once_take_turns_unless_the_disk_hangs() -> None:
+    tier = SsdTier()
+    chains = [sample_chain(name, 3)[0] for name in range(ssd_tier.MAX_READS + 1)]
+    keys = [RequestKey(RequestId(f"r{name}")) for name in range(len(chains))]
+    assert all(tier.is_coming(key, chain, 1, 3) for key, chain in zip(keys, chains, strict=True))
+    reads = tier.take_reads(0.0)
+    assert len(reads) == ssd_tier.MAX_READS
+    tier.read_done(answer(reads[0], 1), taken=1)
+    assert tier.is_coming(keys[-1], chains[-1], 1, 3)
+    assert len(tier.take_reads(1.0)) == 1
+    other = sample_chain(99, 3)[0]
+    assert tier.is_coming(OTHER, other, 1, 3)
+    tier.expire(READ_TIMEOUT_S)
+    assert tier.is_coming(OTHER, other, 1, 3), "one has still time"
+    tier.expire(1.0 + READ_TIMEOUT_S)
+    assert not tier.is_coming(OTHER, other, 1, 3)
+
+
 class TierMachine(RuleBasedStateMachine):
     """Requests look, reads end or do not, time passes: nobody waits longer than is said."""
 
@@ -126,6 +144,9 @@ class TierMachine(RuleBasedStateMachine):
         key = RequestKey(RequestId(f"r{name}"))
         chain, _ = sample_chain(name % 70, 12)
         if self.tier.is_coming(key, chain, place, 12):
+            if chain[place] not in self.tier._reading:
+                assert len(self.tier._reading) == ssd_tier.MAX_READS, "it waits for its turn"
+                return
             since_s = self.waits_since.setdefault((key, place), self.now_s)
             assert self.now_s - since_s <= READ_TIMEOUT_S + 1.0
         else:
