@@ -147,16 +147,14 @@ def test_what_is_stored_is_restored_to_the_token_when_no_row_has_more() -> None:
 
 
 def test_a_row_that_was_admitted_by_the_same_plan_is_not_copied_from() -> None:
-    cache = cache_with(3)
-    first, second = running(3, row=1, last=1), running(3, row=2, last=2)
-    cache.restore(first, [first, second], 512)
-    cache.restore(second, [first, second], 512)
-    assert cache.take_orders(512).copies == []
-    third = running(3, row=3, last=1)
-    first.planned(0, decodes=True)
-    first.sampled(9)
-    cache.restore(third, [first, third], 512)
-    assert cache.take_orders(512).copies == [], "the row has no more than is stored: at least one token is computed"
+    cache, donor = PrefixCache(CAPACITY), sequence_of([*range(100), 500], row=5)
+    donor.planned(100, decodes=False)
+    first, second, third = (sequence_of([*range(100), 501 + row], row) for row in (1, 2, 3))
+    for newcomer in (first, second):
+        cache.restore(newcomer, [first, second, donor], 512)
+    assert cache.take_orders(512).copies == [RowCopy(5, 1, 100), RowCopy(5, 2, 100)]
+    cache.restore(third, [first, second, third, donor], 512)
+    assert cache.take_orders(512).copies == [RowCopy(1, 3, 100)], "now it has what was copied to it"
 
 
 def test_too_few_tokens_are_not_copied() -> None:
@@ -176,7 +174,10 @@ def test_tokens_that_are_not_known_yet_are_not_shared() -> None:
     donor.planned(19, decodes=True)
     donor.planned(0, decodes=True)
     assert donor.num_computed == 21
-    assert PrefixCache(CAPACITY).available_tokens(sequence_of([*range(30)], row=1), [donor]) == 20
+    as_long = sequence_of([*range(20), 500], row=2)
+    as_long.planned(20, decodes=False)
+    for donors in ([donor], [as_long, donor], [donor, as_long]):
+        assert PrefixCache(CAPACITY).available_tokens(sequence_of([*range(30)], row=1), donors) == 20
 
 
 def test_a_part_that_many_share_protects_none_of_their_blocks() -> None:
