@@ -13,7 +13,10 @@ from engine_core.step_share import PrefillOrder, StepTokens, prefill_order
 from engine_core.waiting_queue import WaitingQueue
 
 MOST_CANDIDATES = 64
-"""So many of those who wait are looked at in a step: who would not be prefilled in it is passed over."""
+"""So many of those who wait are looked at in a step."""
+MOST_PASSED_OVER = 8
+"""After so many of them that the step would not prefill it is left at that: those behind are longer in most cases, and
+to look at 64 beside 34 running ones costs 7 ms."""
 
 
 class Newcomers:
@@ -36,22 +39,30 @@ class Newcomers:
         """
         self.are_short_of_memory = False
         admitted: list[Sequence] = []
-        held = set()
+        held, passed_over = set(), 0
         if self._batch.is_full:
             return admitted
         for sequence in self._waiting.first(MOST_CANDIDATES):
             client, is_overdue = self._waiting.client_of(sequence), self._is_overdue(sequence)
-            if client in held or self._prefixes.is_coming(sequence, self._batch, is_overdue=is_overdue):
+            if client in held:
                 continue
             if not self._would_be_prefilled(sequence, tokens):
-                if is_overdue:
+                passed_over += 1
+                if passed_over == MOST_PASSED_OVER:
+                    break
+                if is_overdue and not self._is_coming(sequence):
                     held.add(client)
+                continue
+            if self._is_coming(sequence):
                 continue
             if not self._has_room(sequence):
                 break
             self._admit(sequence)
             admitted.append(sequence)
         return admitted
+
+    def _is_coming(self, sequence: Sequence) -> bool:
+        return self._prefixes.is_coming(sequence, self._batch, is_overdue=self._is_overdue(sequence))
 
     def due_in(self, tokens: int) -> int:
         """When a sequence of so many tokens that comes now is overdue."""
