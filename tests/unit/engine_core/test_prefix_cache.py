@@ -1,16 +1,12 @@
 """Blocks and rows in one memory."""
 
-from array import array
-
 import pytest
+from sequence_samples import sequence_of
 
 from engine_core.device import RowCopy
 from engine_core.prefix_cache import PrefixCache
 from engine_core.sequence import Sequence
-from protocol.identifiers import ClientIndex, RequestId
-from protocol.messages import EngineCoreRequest
-from protocol.prefix_hash import BLOCK_TOKENS, prefix_chain, prefix_root
-from protocol.sampling import SamplingParams
+from protocol.prefix_hash import BLOCK_TOKENS
 
 CAPACITY = 16 * BLOCK_TOKENS
 
@@ -18,18 +14,6 @@ CAPACITY = 16 * BLOCK_TOKENS
 def running(blocks: int, row: int = 0, last: int = 0) -> Sequence:
     """A sequence of so many blocks and one token more, which runs."""
     return sequence_of([7] * blocks * BLOCK_TOKENS + [last], row)
-
-
-def sequence_of(prompt: list[int], row: int = 0, salt: str = "", priority: int = 0, waits: bool = False) -> Sequence:
-    """Runs in this row, or waits for one; the later the higher its row."""
-    ids = array("I", prompt)
-    request = EngineCoreRequest(
-        RequestId(f"r{row}"), ClientIndex(0), 0, "m", len(ids), SamplingParams(50), 0.0, priority, salt
-    )
-    sequence = Sequence(request, ids, row, 10_000, chain=prefix_chain(prefix_root("m", "", salt), ids))
-    if not waits:
-        sequence.admit(row)
-    return sequence
 
 
 def cache_with(blocks: int) -> PrefixCache:
