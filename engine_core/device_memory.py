@@ -11,6 +11,9 @@ from engine_core.pool_lengths import SHORTEST_SLOT
 
 USABLE_SHARE = 0.6
 """Of the device's memory, for weights and KV cache; the rest is for activations, the system and other processes."""
+FILLED_SHARE = 0.85
+"""Of the device's memory, for weights, KV cache and what a step takes besides (forward_memory): where a step takes much
+the KV cache gets less."""
 ALLOCATOR_CACHE_SHARE = 0.05
 """Of the device's memory, that MLX may keep of freed buffers."""
 
@@ -49,15 +52,16 @@ def capacity_tokens(cost: CacheCost, budget_bytes: int, max_rows: int, spare_tok
     return slots * SHORTEST_SLOT
 
 
-def kv_budget_bytes(configured: int | None, memory_bytes: int, weight_bytes: int) -> int:
-    """Bytes for the KV cache. Raises ModelRefused when the weights leave nothing."""
+def kv_budget_bytes(configured: int | None, memory_bytes: int, weight_bytes: int, forward_bytes: int) -> int:
+    """Bytes for the KV cache. Raises ModelRefused when weights and forward leave nothing."""
     if configured is not None:
         return configured
-    budget = int(memory_bytes * USABLE_SHARE) - weight_bytes
+    budget = min(int(memory_bytes * USABLE_SHARE), int(memory_bytes * FILLED_SHARE) - forward_bytes) - weight_bytes
     if budget <= 0:
         raise ModelRefused(
-            f"the weights take {weight_bytes} bytes, which leaves nothing of {USABLE_SHARE:.0%} of the device's "
-            f"{memory_bytes} bytes for the KV cache: serve a smaller model, or set kv_cache_memory_bytes"
+            f"the weights take {weight_bytes} bytes and a step {forward_bytes}, which leaves nothing of "
+            f"{USABLE_SHARE:.0%} of the device's {memory_bytes} bytes for the KV cache: serve a smaller model, lower "
+            "max_num_batched_tokens, or set kv_cache_memory_bytes"
         )
     return budget
 

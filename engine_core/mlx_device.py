@@ -21,6 +21,7 @@ from engine_core.device import (
     StepResult,
 )
 from engine_core.device_memory import device_memory_bytes, kv_budget_bytes, limit_allocator_cache
+from engine_core.forward_memory import forward_bytes
 from engine_core.mlx_lm_adapter import load_weights, trace_model, weight_bytes
 from engine_core.model_card import read_model_card
 from engine_core.model_folder import check_model_folder
@@ -165,7 +166,8 @@ def open_mlx_device(config: EngineCoreConfig, on_progress: OnProgress) -> Opened
     limit_allocator_cache(memory_bytes)
     model = load_weights(folder, on_progress)
     trace = trace_model(model)
-    budget = kv_budget_bytes(config.kv_cache_memory_bytes, memory_bytes, weight_bytes(model))
+    step_bytes = forward_bytes(model, trace.vocab_size, config.max_num_batched_tokens, config.max_num_seqs)
+    budget = kv_budget_bytes(config.kv_cache_memory_bytes, memory_bytes, weight_bytes(model), step_bytes)
     capacity = kv_capacity(model, trace, budget, config.max_num_seqs)
     name = config.served_model_name or folder.name
     card = _fitted(

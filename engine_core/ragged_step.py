@@ -73,7 +73,7 @@ class DecodeRun:
     def mask(self, window: int | None, heads: int) -> mx.array:
         """True where a slot's row attends: its own tokens, the last `window` of them if given; no slot to nothing.
 
-        [slots, 1, 1, read]; on a GPU [slots, heads, 1, read]: Metal's kernel makes that of it for itself, in each layer.
+        [slots, 1, 1, read]; on a GPU [slots, heads, 1, read], of which Metal's kernel else makes a copy in each layer.
         """
         key = (window, heads)
         if key not in self._masks:

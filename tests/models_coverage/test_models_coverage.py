@@ -15,9 +15,9 @@ from served_table import (
     POOLED_DECODE,
     REFUSED,
     architectures,
+    built,
     level_of,
     page,
-    built,
 )
 from tiny_architectures import tiny_model
 

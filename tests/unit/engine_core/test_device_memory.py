@@ -53,10 +53,17 @@ def test_one_layer_of_state_has_room_twice() -> None:
 
 
 def test_the_budget_is_what_the_weights_leave_of_sixty_percent() -> None:
-    assert kv_budget_bytes(None, 100 * GIB, 20 * GIB) == 40 * GIB
-    assert kv_budget_bytes(5, 100 * GIB, 20 * GIB) == 5
+    assert kv_budget_bytes(None, 100 * GIB, 20 * GIB, 1 * GIB) == 40 * GIB
+    assert kv_budget_bytes(5, 100 * GIB, 20 * GIB, 1 * GIB) == 5
     with pytest.raises(ModelRefused, match="smaller model"):
-        kv_budget_bytes(None, 10 * GIB, 6 * GIB)
+        kv_budget_bytes(None, 10 * GIB, 6 * GIB, 0)
+
+
+def test_a_step_that_takes_much_takes_it_from_the_budget() -> None:
+    assert kv_budget_bytes(None, 100 * GIB, 20 * GIB, 25 * GIB) == 40 * GIB
+    assert kv_budget_bytes(None, 100 * GIB, 20 * GIB, 30 * GIB) == 35 * GIB
+    with pytest.raises(ModelRefused, match="max_num_batched_tokens"):
+        kv_budget_bytes(None, 100 * GIB, 20 * GIB, 65 * GIB)
 
 
 def write(path: Path, text: str) -> None:
