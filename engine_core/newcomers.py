@@ -33,25 +33,20 @@ class Newcomers:
     def admit(self, tokens: StepTokens) -> list[Sequence]:
         """Gives rows to those who wait, in order, if the step has prefill tokens left for them.
 
-        Who is passed over because others are prefilled first pays nothing and stays first in order; when it is overdue,
-        those of its client that come after it wait too. For the first one without room in the KV cache all wait that
-        come after it, else a long one might wait forever.
+        Who is passed over because others are prefilled first pays nothing and stays first in order. When it is overdue
+        all wait that come after it, else slightly shorter ones of another client might go before it without end; and so
+        they do for the first one without room in the KV cache.
         """
         self.are_short_of_memory = False
         admitted: list[Sequence] = []
-        held, passed_over = set(), 0
+        passed_over = 0
         if self._batch.is_full:
             return admitted
         for sequence in self._waiting.first(MOST_CANDIDATES):
-            client, is_overdue = self._waiting.client_of(sequence), self._is_overdue(sequence)
-            if client in held:
-                continue
             if not self._would_be_prefilled(sequence, tokens):
                 passed_over += 1
-                if passed_over == MOST_PASSED_OVER:
+                if passed_over == MOST_PASSED_OVER or (self._is_overdue(sequence) and not self._is_coming(sequence)):
                     break
-                if is_overdue and not self._is_coming(sequence):
-                    held.add(client)
                 continue
             if self._is_coming(sequence):
                 continue

@@ -221,10 +221,7 @@ def test_those_admitted_later_that_are_prefilled_before_an_older_one_are_bounded
 def test_two_clients_with_requests_all_along_get_the_same_share(
     first: list[int], second: list[int], budget: ChunkBudget
 ) -> None:
-    """Within the longest of each (FairQueue), and what passes the prefill for which one's next request waits.
-
-    On 2,000 other traces it was 294 tokens at most.
-    """
+    """Within the longest of each (FairQueue), and what passes one that waits for its prefill until it is overdue."""
     trace = [(0, tokens, 3, client, 0) for client, lengths in enumerate((first, second)) for tokens in lengths]
     run = Run(trace, budget)
     run.go()
@@ -236,4 +233,4 @@ def test_two_clients_with_requests_all_along_get_the_same_share(
         left[client] -= 1
         if not all(left.values()):
             break
-        assert abs(served[0] - served[1]) <= 6 * LONGEST
+        assert abs(served[0] - served[1]) <= (2 + PATIENCE) * LONGEST
