@@ -26,10 +26,10 @@ def attended(step: RaggedStep, run: int, window: int | None = None) -> list[list
 
 
 def test_decode_rows_are_fed_by_pool_and_slot_and_come_back_as_given() -> None:
-    step = step_of((1, 0, 300), (0, 3, 5), (0, 1, 7))
-    assert step.order == [2, 1, 0]
+    step = step_of((1, 0, 300), (0, 1, 7), (0, 3, 5))
+    assert step.order == [1, 2, 0]
     assert step.positions.tolist() == [7, 5, 300]
-    assert step.wanted is not None and step.wanted.tolist() == [2, 1, 0]
+    assert step.wanted is not None and step.wanted.tolist() == [2, 0, 1]
     assert step_of((0, 1, 7), (0, 3, 5)).wanted is None
 
 
