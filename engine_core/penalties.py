@@ -1,6 +1,6 @@
 """Repetition, presence and frequency penalties: which tokens each row has had, kept and counted on the device.
 
-Only the logits of tokens that a row has had are touched: 1 ms instead of 15 ms for passes over [32, 49152] logits
+Only the logits of tokens that a row has had are touched: 3 ms instead of 25 ms for passes over [32, 49152] logits
 when rows have had 500 tokens, on 2 x86 cores.
 """
 
