@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from api_server.parsers.catalog import THINK_MARKERS, TOOL_FORMATS, ParserNames, ToolFormat
+from api_server.parsers.catalog import THINK_MARKERS, TOOL_FORMATS, ToolFormat
 from api_server.parsers.events import CallArguments, CallBegan, CallEnded, Content, Event, append_joined
 from api_server.parsers.harmony import MARKERS as HARMONY_MARKERS
 from api_server.parsers.harmony import harmony
+from api_server.parsers.names import NONE, ParserNames
 from api_server.parsers.source import StreamParser
 from api_server.parsers.thoughts import ThinkGrammar
 from api_server.parsers.tools import Tools
@@ -16,7 +17,7 @@ from api_server.parsers.tools import Tools
 class AnswerGrammar(msgspec.Struct, frozen=True):
     """What is to be taken apart in the answers of one request."""
 
-    names: ParserNames = ParserNames("none", "none")
+    names: ParserNames = NONE
     """Chosen: not "auto"."""
     tools: Tools | None = None
     """None: calls are not looked for."""
@@ -68,6 +69,10 @@ class AnswerGrammar(msgspec.Struct, frozen=True):
         return any(isinstance(event, CallBegan) for event in found)
 
 
+WHOLE_TEXT = AnswerGrammar()
+"""All of an answer is content."""
+
+
 class AnswerParser:
     """Owner of what is known of one answer."""
 
@@ -96,18 +101,22 @@ class AnswerParser:
             if isinstance(event, CallBegan):
                 event = self._begin(event)
             elif isinstance(event, CallArguments):
-                self._has_arguments = self._has_arguments or bool(event.text)
+                event = self._numbered(event.text)
             elif isinstance(event, CallEnded) and not self._has_arguments:
-                tidy.append(CallArguments("{}"))
+                tidy.append(self._numbered("{}"))
             append_joined(tidy, event)
         return tidy
+
+    def _numbered(self, text: str) -> CallArguments:
+        self._has_arguments = self._has_arguments or bool(text)
+        return CallArguments(text, self.num_calls - 1)
 
     def _begin(self, call: CallBegan) -> CallBegan:
         self.num_calls += 1
         self._has_arguments = False
         call_id = call.call_id if call.call_id and call.call_id not in self._call_ids else self._new_call_id()
         self._call_ids.add(call_id)
-        return CallBegan(call.name, call_id)
+        return CallBegan(call.name, call_id, self.num_calls - 1)
 
 
 def _through(stages: Sequence[StreamParser], events: list[Event]) -> list[Event]:

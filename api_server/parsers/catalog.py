@@ -1,24 +1,15 @@
 """All parsers by name, and the rules that choose them from a model's chat template."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
 from api_server.parsers import gemma, json_formats, named_calls, pythonic, tagged_calls, thoughts
+from api_server.parsers.names import ParserNames, ReasoningParserName, ToolParserName
 from api_server.parsers.source import Source, Steps
 from api_server.parsers.thoughts import ThinkMarkers
 from api_server.parsers.tools import Tools
-
-ToolParserName = Literal[
-    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3", "glm45", "kimi_k2",
-    "minimax_m2", "harmony", "functiongemma", "gemma4", "granite", "xlam", "phi4"
-]  # fmt: skip
-"""Values of the option `tool_call_parser`."""
-ReasoningParserName = Literal[
-    "auto", "none", "think", "harmony", "mistral", "gemma4", "granite", "kimi_vl", "seed_oss"
-]  # fmt: skip
-"""Values of the option `reasoning_parser`."""
 
 ToolGrammar = Callable[[Source, Tools], Steps[None]]
 
@@ -87,13 +78,6 @@ THINK_MARKERS: dict[str, ThinkMarkers] = {
     "seed_oss": thoughts.SEED_OSS,
 }
 """All but harmony."""
-
-
-class ParserNames(NamedTuple):
-    """The two parsers of a model."""
-
-    tools: ToolParserName
-    reasoning: ReasoningParserName
 
 
 class _Rule(NamedTuple):

@@ -1,7 +1,5 @@
 """What parsers find. Events of one answer, in order, with pieces that are to be joined."""
 
-from typing import TypeVar
-
 import msgspec
 
 
@@ -22,13 +20,16 @@ class CallBegan(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     call_id: str | None = None
-    """The id that the model gave it, in formats that have one."""
+    """From a grammar: the id that the model gave it, in formats that have one. Always set by `AnswerParser`."""
+    index: int = 0
+    """Number of the call in the answer; set by `AnswerParser`, as in the pieces of its arguments."""
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):
     """A piece of the present call's arguments, JSON text when joined."""
 
     text: str
+    index: int = 0
 
 
 class CallEnded(msgspec.Struct, frozen=True, gc=False):
@@ -36,8 +37,6 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 Event = Content | Reasoning | CallBegan | CallArguments | CallEnded
-
-Joinable = TypeVar("Joinable", Content, Reasoning, CallArguments)
 
 
 def append_joined(events: list[Event], event: Event) -> None:
@@ -50,7 +49,7 @@ def append_joined(events: list[Event], event: Event) -> None:
             events[-1] = Content(before + text)
         case Reasoning(text), Reasoning(before):
             events[-1] = Reasoning(before + text)
-        case CallArguments(text), CallArguments(before):
-            events[-1] = CallArguments(before + text)
+        case CallArguments(text), CallArguments(before, index):
+            events[-1] = CallArguments(before + text, index)
         case _:
             events.append(event)

@@ -37,6 +37,10 @@ class ThinkMarkers(msgspec.Struct, frozen=True):
         """Whether the prompt has opened the thoughts of the answer."""
         return prompt.rstrip().endswith(self.opens)
 
+    def is_left_open_in(self, text: str) -> bool:
+        """Whether a text to be continued opens thoughts and does not close them."""
+        return max(map(text.rfind, self.opens)) > max(map(text.rfind, self.closes))
+
 
 THINK = ThinkMarkers(("<think>",), ("</think>",))
 MISTRAL = ThinkMarkers(("[THINK]",), ("[/THINK]",))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from api_server.choice_text import ChoiceText, Finish
 from api_server.detokenizer import Detokenizer
 from api_server.generation_backend import TokenDelta
+from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerParser
 from api_server.stop_strings import StopStrings
 from protocol.messages import FinishReason
 
@@ -17,7 +18,11 @@ EOS = 2
 def make(stops: list[str] | None = None, min_tokens: int = 0, include: bool = False, skip: bool = True) -> ChoiceText:
     detokenizer = Detokenizer(tiny_model().tokenizer, [], skip)
     return ChoiceText(
-        detokenizer, StopStrings(stops or [], include), min_tokens, frozenset() if include else frozenset({EOS})
+        detokenizer,
+        StopStrings(stops or [], include),
+        min_tokens,
+        frozenset() if include else frozenset({EOS}),
+        AnswerParser(WHOLE_TEXT, lambda: "id"),
     )
 
 

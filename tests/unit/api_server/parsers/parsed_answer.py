@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from api_server.parsers.answer_parser import AnswerGrammar, AnswerParser
-from api_server.parsers.catalog import ParserNames
 from api_server.parsers.events import CallArguments, CallBegan, CallEnded, Content, Event, Reasoning, append_joined
+from api_server.parsers.names import ParserNames
 from api_server.parsers.tools import Tools
 
 PARAMETERS: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """What holds for every format: the calls come out whole, whatever they hold and however the text was cut."""
 
+import itertools
 from typing import get_args
 
 import pytest
@@ -8,9 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from parsed_answer import Answer, answer_of, decoded, make_parser, parse, put_together
 
-from api_server.parsers.catalog import THINK_MARKERS, TOOL_FORMATS, ToolParserName
+from api_server.parsers.catalog import THINK_MARKERS, TOOL_FORMATS
 from api_server.parsers.events import CallEnded
 from api_server.parsers.harmony import MARKERS as HARMONY_MARKERS
+from api_server.parsers.names import ToolParserName
 
 EVERY = pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES.keys())
 NAMES = sorted(set(get_args(ToolParserName)) - {"auto", "none"})
@@ -26,7 +28,7 @@ TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=14).
 
 def cut(text: str, cuts: list[int]) -> list[str]:
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def test_every_format_has_a_sample() -> None:
