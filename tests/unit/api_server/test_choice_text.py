@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from api_server.choice_text import ChoiceText, Finish
 from api_server.detokenizer import Detokenizer
 from api_server.generation_backend import TokenDelta
-from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerParser
+from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar, AnswerParser
+from api_server.parsers.events import Reasoning
+from api_server.parsers.names import ParserNames
+from api_server.parsers.tools import Tools
 from api_server.stop_strings import StopStrings
 from protocol.messages import FinishReason
 
@@ -114,3 +117,17 @@ def test_cached_tokens_are_kept_from_the_delta_that_tells_them() -> None:
     choice.push(TokenDelta(ids("a"), cached_tokens=7))
     choice.push(TokenDelta(ids("b")))
     assert choice.cached_tokens == 7
+
+
+def test_a_stop_string_in_thoughts_or_calls_does_not_end_the_choice() -> None:
+    grammar = AnswerGrammar(ParserNames("hermes", "think"), Tools({"f": {}}))
+    text = '<think>one</think>one <tool_call>{"name": "f", "arguments": {"x": "one"}}</tool_call>'
+    for stops, content, word in ((["never"], "one", "tool_calls"), (["one"], "", "stop")):
+        detokenizer = Detokenizer(tiny_model().tokenizer, [], True)
+        parser = AnswerParser(grammar, lambda: "id")
+        choice = ChoiceText(detokenizer, StopStrings(stops, False), 0, frozenset({EOS}), parser)
+        delta = choice.push(TokenDelta([*ids(text), EOS], FinishReason.STOP))
+        assert delta.text == content
+        assert Reasoning("one") in delta.events
+        assert choice.finish is not None
+        assert choice.finish.reason == word
