@@ -26,11 +26,9 @@ def text_with_calls(
         source.mark()
         after_call = yield from read_calls(source, marker)
         if not after_call:
-            if source.ran_out and source.is_cut_off:
-                return
-            source.rewind()
-            yield Content(spaces + marker)
-        source.commit()
+            source.give_up()
+            if not source.is_cut_off:
+                yield Content(spaces + marker)
 
 
 def calls_at_start(source: Source, read_calls: Callable[[Source], Steps[bool]]) -> Steps[bool]:

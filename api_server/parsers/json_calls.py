@@ -58,7 +58,7 @@ def json_calls(source: Source, is_function: IsFunction = any_name) -> Steps[bool
         yield from skip_spaces(source)
         yield from accept(source, _SEPARATORS)
         if not (yield from _json_call(source, is_function)):
-            source.rewind()
+            source.give_up()
             break
     if is_array:
         yield from accept_after_spaces(source, _ARRAY_END)

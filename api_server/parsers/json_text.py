@@ -192,7 +192,7 @@ def named_call(source: Source, name: str, call_id: str | None = None) -> Steps[N
 
 def end_call(source: Source, complete: bool = True) -> Steps[None]:
     """The end of a call, unless the length limit cut it off; half a marker may be left then, which is dropped."""
-    if complete or not (source.ended and source.is_cut_off):
+    if complete or not source.is_cut_off:
         yield CallEnded()
     else:
         source.take(len(source.rest))

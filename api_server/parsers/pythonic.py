@@ -46,7 +46,7 @@ def _calls(source: Source, is_function: IsFunction) -> Steps[bool]:
         source.mark()
         yield from skip_spaces(source)
         if (yield from accept(source, _COMMA)) is None or not (yield from _call(source, is_function)):
-            source.rewind()
+            source.give_up()
             break
     yield from accept_after_spaces(source, _LIST_END)
     return True

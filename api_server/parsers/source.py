@@ -51,7 +51,7 @@ class Source:
         """Text that was not taken; changed by the methods alone."""
         self.ended = False
         self.is_cut_off = False
-        """Whether it ended because of the length limit."""
+        """Whether it has ended, because of the length limit."""
         self._since_mark: list[str] | None = None
 
     def push(self, text: str) -> None:
@@ -87,6 +87,18 @@ class Source:
         assert self._since_mark is not None
         self.rest = "".join(self._since_mark) + self.rest
         self._since_mark = None
+
+    def give_up(self) -> None:
+        """What was read since the mark is none of what was looked for.
+
+        Back to the mark, so that it is read as text; but what only the length limit has cut off is dropped. (Steps
+        read as far as they can: where one fails for another reason, it has failed before the end of the text.)
+        """
+        if self.is_cut_off:
+            self.take(len(self.rest))
+            self.commit()
+        else:
+            self.rewind()
 
     def commit(self) -> None:
         """Forgets the mark, if there is one."""

@@ -131,7 +131,7 @@ class TaggedGrammar:
             yield CallArguments(f'{before}"{json_escaped(key.strip())}": ')
             before = ", "
             inside = yield from self._value(source, types(key.strip()))
-        if source.ran_out and source.is_cut_off and inside not in self._ends.all:
+        if source.is_cut_off and inside not in self._ends.all:
             return False
         yield CallArguments("{}" if before == "{" else "}")
         return True

@@ -23,6 +23,7 @@ FRAGMENTS = sorted(
     | {'{"name": "now", "arguments": {}}', '{"name": "f", "arguments": ', '{"a": "}', "[now()]", "now", "[", "call:"}
     | {"functions.now:0", "city", "3", "{", "}", '"', "\\", ":", ",", "(", ")", "\n", " ", "x", "to=functions.now"}
 )
+MOST_OF_A_MARKER = 27
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=14).map("".join)
 
 
@@ -74,6 +75,10 @@ def test_a_cut_off_answer_is_a_beginning_of_the_whole_one(sample: Sample) -> Non
         assert ended <= len(part.calls) <= ended + 1
         assert part.calls[:ended] == whole.calls[:ended]
         assert [name for name, _ in part.calls] == [name for name, _ in whole.calls[: len(part.calls)]]
+        if part.calls:  # before, calls without a marker are text, and half a marker is
+            assert part.content.startswith(whole.content)
+            assert len(part.content) < len(whole.content) + MOST_OF_A_MARKER
+            assert '"' not in part.content
 
 
 @EVERY
