@@ -170,6 +170,24 @@ async def test_n_choices_have_calls_and_ids_of_their_own() -> None:
     assert len({call["id"] for call in calls}) == 6
 
 
+async def test_mistrals_call_ids_have_nine_letters_or_digits() -> None:
+    answer = await both(serve("[TOOL_CALLS]now[ARGS]{}", "{{ tools }}[TOOL_CALLS]", ("[TOOL_CALLS]",)), tools=[NOW])
+    [call] = answer["calls"]
+    assert call["name"] == "now"
+    assert len(call["id"]) == 9
+    assert call["id"].isalnum()
+
+
+@pytest.mark.parametrize(
+    ("begun", "thoughts"), [("<think>Hm", "Go on."), ("<think>Hm.</think>Well", None), ("Well", None)]
+)
+async def test_a_continued_answer_goes_on_where_it_was(begun: str, thoughts: str | None) -> None:
+    text = "Go on.</think>Hi" if thoughts else ", hi"
+    messages = [user("x"), {"role": "assistant", "content": begun}]
+    answer = await both(serve(text, OPENED), messages=messages, continue_final_message=True)
+    assert (answer["reasoning"], answer["content"]) == (thoughts, "Hi" if thoughts else ", hi")
+
+
 async def test_thoughts_that_the_template_opens_are_reasoning() -> None:
     # BR-d01, BR-d02
     answer = await both(serve("Let me see.\n</think>\n\nHello.", OPENED))

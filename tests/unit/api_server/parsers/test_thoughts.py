@@ -103,6 +103,7 @@ def test_thoughts_come_out_as_they_come_in() -> None:
         ("<|channel|>final<|message|>Hi<|return|>", Answer("Hi")),
         ("<|channel|>commentary<|message|>First I look.<|end|>", Answer("First I look.")),
         ("<|channel|>analysis to=python code<|message|>1+1<|call|>", Answer(reasoning="1+1")),
+        ("<|channel|>commentary to=browser.search<|message|>x<|call|>", Answer(reasoning="x")),
         (" to be continued", Answer(" to be continued")),
         ("<|channel|>analysis", Answer()),
     ],
