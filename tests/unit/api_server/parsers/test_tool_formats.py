@@ -132,6 +132,21 @@ def test_kimis_own_ids_are_kept_unless_they_repeat() -> None:
     assert [(event.name, event.call_id) for event in began] == [("f", "functions.f:3"), ("f", "c1"), ("odd", "c2")]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", "[TOOL_CALLS]now[ARGS]"),
+        ("kimi_k2", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>now<｜tool▁sep｜><｜tool▁call▁end｜>"),
+        ("harmony", "<|channel|>commentary to=functions.now<|message|><|call|>"),
+        ("harmony", "<|channel|>commentary to=functions.now<|message|>null"),
+    ],
+)
+def test_arguments_that_are_left_out_are_an_empty_object(name: str, text: str) -> None:
+    # BR-c07
+    assert answer_of(make_parser(name), text) == call("now", "{}")
+
+
 def test_mistrals_ids_are_kept() -> None:
     [began, *_] = parse(make_parser("mistral"), ["[TOOL_CALLS]f[CALL_ID]abc123XYZ[ARGS]{}"])
     assert began == CallBegan("f", "abc123XYZ", 0)
