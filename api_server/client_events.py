@@ -3,6 +3,8 @@
 Messages of the coordinator and of the engine cores are events as they are; the others are defined here.
 """
 
+import enum
+
 import msgspec
 
 from protocol.identifiers import RequestId
@@ -19,6 +21,7 @@ from protocol.messages import (
     Refused,
     Rejected,
     RejectReason,
+    RequestsLost,
 )
 from protocol.sampling import SamplingParams
 
@@ -86,6 +89,7 @@ ClientEvent = (
     | Accepted
     | Rejected
     | EngineLost
+    | RequestsLost
     | Refused
     | Heartbeat
     | EngineCoreOutputs
@@ -124,6 +128,25 @@ class Deliver(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int = 0
 
 
+class ResumeCause(enum.Enum):
+    """Why a generation goes on as another attempt; label of a metric."""
+
+    ENGINE_LOST = "engine_lost"
+    """Its engine core died, or was given up."""
+    ENGINE_DRAINED = "engine_drained"
+    OUTPUTS_LOST = "outputs_lost"
+    """Tokens of it are missing."""
+    REQUEST_LOST = "request_lost"
+    """It never reached the engine core that it was given to, or was dropped there."""
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """The generation goes on elsewhere; nothing is to be done."""
+
+    request_id: RequestId
+    cause: ResumeCause
+
+
 class Fail(msgspec.Struct, frozen=True):
     """The generation ended without a result, after Admit. Terminal."""
 
@@ -145,4 +168,4 @@ class Leave(msgspec.Struct, frozen=True):
     reason: str
 
 
-Command = Send | Admit | Refuse | Deliver | Fail | Forget | Leave
+Command = Send | Admit | Refuse | Deliver | Resumed | Fail | Forget | Leave

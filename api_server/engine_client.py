@@ -23,6 +23,7 @@ from api_server.client_events import (
     LinkDown,
     NotSent,
     Refuse,
+    Resumed,
     SecondPassed,
     Send,
     Submit,
@@ -62,6 +63,15 @@ class ClusterRefusedUs(Exception):
     """The coordinator does not accept this process; trying again as it is would not help."""
 
 
+class Patience(msgspec.Struct, frozen=True):
+    """For how long a request waits for the cluster, in seconds."""
+
+    admission_timeout_s: float
+    """For an answer, before it runs."""
+    resume_timeout_s: float
+    """For another engine core, when it has lost its own."""
+
+
 class _Generation:
     """What belongs to a generation on this side of the client core."""
 
@@ -86,14 +96,14 @@ class EngineClient:
         self,
         links: Links,
         hello: ClientHello,
-        admission_timeout_s: float,
+        patience: Patience,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         """`clock` only goes forward, in seconds."""
         self._links = links
-        self._core = ClientCore(hello)
-        self._admission_timeout_s = admission_timeout_s
+        self._core = ClientCore(hello, patience.resume_timeout_s)
+        self._admission_timeout_s = patience.admission_timeout_s
         self._metrics = metrics
         self.has_model = asyncio.Event()
         """Set once a model could be served."""
@@ -101,7 +111,7 @@ class EngineClient:
         self._malformed = MalformedLog(clock)
         self.view = ClusterView()
         self._cards = CardStore()
-        self._knowledge = Knowledge(admission_timeout_s)
+        self._knowledge = Knowledge(patience.admission_timeout_s)
         self._was_welcomed = False
         self._generations: dict[RequestId, _Generation] = {}
         self._draining = False
@@ -282,6 +292,8 @@ class EngineClient:
                 self._generations[request_id].admission.set_result(None)
             case Refuse(request_id, reason, text, retry_after_s):
                 self._refuse(request_id, Rejected(reason, text, retry_after_s))
+            case Resumed(cause=cause):
+                self._metrics.generation_resumed(cause)
             case Fail(request_id, text, retryable):
                 generation = self._generations.pop(request_id)
                 generation.collector.fail(GenerationFailed(text, retryable))

@@ -1,4 +1,4 @@
-"""Submissions that the coordinator has not answered: kept whole, since they may have to be sent again."""
+"""Submissions that the coordinator has not answered, in the order in which they are sent again to the next one."""
 
 from collections.abc import Iterator
 
@@ -29,13 +29,15 @@ class Unacknowledged:
         self._generations[generation.submit.request_id] = generation
         self._bytes += len(generation.submit.prompt)
 
+    def __contains__(self, generation: LiveGeneration) -> bool:
+        return generation.submit.request_id in self._generations
+
     def remove(self, generation: LiveGeneration) -> None:
         """It was answered, or it ended; idempotent."""
         if self._generations.pop(generation.submit.request_id, None) is not None:
             self._bytes -= len(generation.submit.prompt)
 
     def check_invariants(self) -> None:
-        """For tests."""
+        """For tests. What is resumed is let in also beyond the limits: it was there before."""
         assert not any(generation.is_acknowledged for generation in self)
         assert self._bytes == sum(len(generation.submit.prompt) for generation in self)
-        assert len(self._generations) <= MAX_UNACKNOWLEDGED

@@ -25,6 +25,7 @@ from protocol.messages import (
     Heartbeat,
     ProcessExited,
     Refused,
+    RequestsLost,
 )
 
 
@@ -118,11 +119,14 @@ class ClientLink:
             return
         if self._clients.find(identity) is None:
             self._displace(hello.name)
+        is_new = self._clients.find(identity) is None
         client = self._clients.join(identity, hello, self._may_claim(hello))
         self._clients.forget_lost(hello.name)
         self._welcome(client)
         if client.index == hello.client_index:  # otherwise it knows that it has lost everything
             self._tell_lost(client, [run for run in hello.engines if not self._goes_on(run)])
+            if is_new:
+                self._tell_lost_requests(client)
         self._liveness.heard(identity, now_s)
         self._publisher.membership_changed()
         self._note(client, f"said Hello, pid {hello.pid}")
@@ -144,6 +148,12 @@ class ClientLink:
             reason = "the engine core or its requests were lost during a reconnect"
             lost = EngineLost(run.engine_index, run.incarnation, reason)
             self._outbox.to_client(client.identity, lost)
+
+    def _tell_lost_requests(self, client: ClientMember) -> None:
+        for run in client.hello.engines:
+            engine = self._engines.of_run(run.incarnation)
+            if engine is not None and (keys := self._dispatcher.lost_requests(client, engine)):
+                self._outbox.to_client(client.identity, RequestsLost(keys))
 
     def _displace(self, name: str) -> None:
         older = self._clients.named(name)

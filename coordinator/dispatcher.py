@@ -6,6 +6,8 @@ core reports its end, its API server aborts it or is gone, or its engine core is
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from coordinator.admission import Admission
 from coordinator.clients import ClientMember
 from coordinator.engines import EngineMember, EngineTable, UnseenRequest
@@ -23,7 +25,7 @@ MAX_EARLY_ABORTS = 16_384
 
 
 class Dispatcher:
-    """Owner of the request table, of admission, and of what waits while the coordinator settles."""
+    """Owner of the request table, of admission, and of what waits for an engine core."""
 
     def __init__(
         self, engines: EngineTable, settling: Settling, publisher: ClusterPublisher, outbox: Outbox, max_requests: int
@@ -57,7 +59,7 @@ class Dispatcher:
     def retry_waiting(self, now_s: float) -> None:
         """An engine core has become available, or the settling time is over."""
         for submission in self._waiting.take_all():
-            self._place(submission, now_s)
+            self.submit(submission, now_s)  # it may be running by now: an engine core has told of it
 
     def _submit_unrouted(self, submission: Submission, now_s: float) -> None:
         waiting = self._waiting.find(submission.request.request_id)
@@ -80,6 +82,8 @@ class Dispatcher:
         request = submission.request
         views = [engine.view(self._table.engine_count(engine.identity)) for engine in self._engines]
         model = self._admission.view(request.model, self._table.in_flight(request.model), now_s)
+        if request.attempt:  # it was let in before
+            model = msgspec.structs.replace(model, max_requests=model.in_flight + 1)
         choice = choose(request, views, model, self._last_chosen)
         if isinstance(choice, Refusal):
             if not self._may_wait(submission, choice):
@@ -89,9 +93,10 @@ class Dispatcher:
         return self._route(submission, self._engines.at(choice))
 
     def _may_wait(self, submission: Submission, refusal: Refusal) -> bool:
-        """While settling, the engine core that is missing may just not have said Hello yet."""
+        """While settling, the engine core that is missing may just not have said Hello yet; a request that has lost its
+        engine core waits for the next one, as long as its API server does."""
         may_wait = (
-            self._settling.is_active
+            (self._settling.is_active or submission.request.attempt > 0)
             and refusal.reason in (RejectReason.NO_ENGINE, RejectReason.UNKNOWN_MODEL)
             and self._waiting.has_place_for(submission)
         )
@@ -194,6 +199,15 @@ class Dispatcher:
         self._add(Routed(key, client_index, engine.identity, engine.hello.model.name))
         return True
 
+    def lost_requests(self, client: ClientMember, engine: EngineMember) -> list[RequestKey]:
+        """What the API server believes to be accepted there, by an earlier coordinator's word, and is not."""
+        there = {routed.key for routed in self._table.of_client(client.index) if routed.engine == engine.identity}
+        return [
+            key
+            for key, incarnation in client.hello.requests
+            if incarnation == engine.hello.incarnation and key not in there
+        ]
+
     def reconcile(self, engine: EngineMember, hello: EngineHello, unseen: Sequence[UnseenRequest]) -> None:
         """Brings the table in line with an engine core that says Hello again over a new connection.
 
@@ -243,7 +257,8 @@ class Dispatcher:
         self._admission.check_invariants()
         assert self._table.engines() <= {engine.identity for engine in self._engines}
         assert self._settling.is_active or self._table.clients() <= clients
-        assert self._settling.is_active or not (self._early_aborts or len(self._waiting))
+        assert self._settling.is_active or not self._early_aborts
+        assert self._settling.is_active or all(each.request.attempt for each in self._waiting)
         assert len(self._early_aborts) <= MAX_EARLY_ABORTS
 
 

@@ -126,6 +126,10 @@ class ClientHello(Message, frozen=True):
     """Engine cores that have accepted, unfinished requests of it: each that the coordinator does not know, and does
     not meet within its settling time, or that has cut the streams to it, is answered with EngineLost, so that no
     loss is missed during a reconnect."""
+    requests: list[tuple[RequestKey, Incarnation]] = []
+    """Accepted, unfinished requests of it, each with the engine core that has it by the coordinator's word. A
+    coordinator that may have died between saying so and handing the request on has left it nowhere: the next one
+    answers with RequestsLost for those that their engine core does not know."""
 
 
 class EngineCoreRequest(Message, frozen=True):
@@ -233,6 +237,12 @@ class EngineLost(Message, frozen=True):
     engine_index: EngineIndex
     incarnation: Incarnation
     reason: str
+
+
+class RequestsLost(Message, frozen=True):
+    """These requests are not where an earlier coordinator had said, or have just ended there."""
+
+    keys: list[RequestKey]
 
 
 class Card(Message, frozen=True):
@@ -383,6 +393,7 @@ TYPE_NUMBERS: dict[type[Message], int] = {
     Card: 20,
     CardUnknown: 21,
     Refused: 22,
+    RequestsLost: 23,
     EngineHello: 32,
     LoadReport: 33,
     EngineWelcome: 48,
@@ -394,7 +405,9 @@ TYPE_NUMBERS: dict[type[Message], int] = {
 """Never changed, never used again for another message."""
 
 ClientToCoordinator = ClientHello | EngineCoreRequest | Abort | GetCard | Heartbeat | ProcessExited
-CoordinatorToClient = ClientWelcome | Accepted | Rejected | EngineLost | Card | CardUnknown | Heartbeat | Refused
+CoordinatorToClient = (
+    ClientWelcome | Accepted | Rejected | EngineLost | RequestsLost | Card | CardUnknown | Heartbeat | Refused
+)
 EngineToCoordinator = EngineHello | LoadReport | Card
 CoordinatorToEngine = EngineWelcome | EngineCoreRequest | Abort | Clients | Refused
 EngineToClient = EngineCoreOutputs

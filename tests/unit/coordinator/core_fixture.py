@@ -163,10 +163,17 @@ class FakeClient:
         self.core.handle(FromClient(self.identity, AT_COORDINATOR_FROM_CLIENT.decode(encode(message, *buffers))))
         return self.core.sent_to(self.identity)
 
-    def hello(self, *engines: EngineRun, index: int | None = None, version: int = PROTOCOL_VERSION) -> list[Message]:
+    def hello(
+        self,
+        *engines: EngineRun,
+        index: int | None = None,
+        version: int = PROTOCOL_VERSION,
+        requests: Iterable[tuple[RequestKey, Incarnation]] = (),
+    ) -> list[Message]:
         claimed = self.index if index is None else ClientIndex(index)
+        address = f"ipc:///run/{self.name}"
         hello = ClientHello(
-            version, self.name, self.incarnation, f"ipc:///run/{self.name}", self.pid, claimed, list(engines)
+            version, self.name, self.incarnation, address, self.pid, claimed, list(engines), list(requests)
         )
         answer = self.say(hello)
         for message in answer:

@@ -32,6 +32,7 @@ from protocol.messages import (
     Rejected,
     RejectReason,
     RequestKey,
+    RequestsLost,
 )
 from protocol.sampling import SamplingParams
 
@@ -58,7 +59,7 @@ SAMPLING = SamplingParams(
 OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e")
 
 SAMPLES: list[Message] = [
-    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)]),
+    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)]),
     EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0),
     Abort([KEY]),
     GetCard("h"),
@@ -71,6 +72,7 @@ SAMPLES: list[Message] = [
     Card("h"),
     CardUnknown("h"),
     Refused("r"),
+    RequestsLost([KEY]),
     EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5), [ClientIndex(6)]),
     LoadReport(LOAD, 1, [KEY]),
     EngineWelcome(1, RUN, EngineIndex(2), True),
@@ -81,7 +83,7 @@ SAMPLES: list[Message] = [
 ]
 
 GOLDEN: dict[type[Message], str] = {
-    ClientHello: "019701a16ea169a1610203919204a169",
+    ClientHello: "019801a16ea169a1610203919204a169919292a17202a169",
     EngineCoreRequest: (
         "029da1720102a16d039d0102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff8000000000000cb"
         "3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000cb3fe000000000000004a17302cb3ff8000000000000a16b00"
@@ -97,6 +99,7 @@ GOLDEN: dict[type[Message], str] = {
     Card: "1491a168",
     CardUnknown: "1591a168",
     Refused: "1691a172",
+    RequestsLost: "17919192a17202",
     EngineHello: (
         "209901a16ea1690294a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d919392a172020304059106"
     ),
