@@ -9,8 +9,8 @@ with a finish reason.
   core numbers its messages to us, so that a lost message is noticed by the next one, whatever that is about.
 - Resume: a generation whose engine core died or drained, or part of whose output is missing, is submitted again as
   the next attempt, with what there is of its output behind its prompt, and goes on from there: nobody notices. What
-  comes of an older attempt is dropped. It waits for another engine core for a bounded time; `probation` says what
-  becomes of one that engine cores die of.
+  comes of an older attempt is dropped. It waits for another engine core for a bounded time. One that engine cores
+  die of fails.
 - Given up: a coordinator that had given us up (we were stopped for a while) has made engine cores drop what they
   had for us. It says so by another client index: all that was accepted under the old one is resumed, also what an
   engine core has finished or died with meanwhile, and what still arrives under the old one is dropped.
@@ -45,12 +45,12 @@ from api_server.client_events import (
 from api_server.coordinator_link import CoordinatorLink, LinkState
 from api_server.live_generation import GenerationState, LiveGeneration
 from api_server.output_sequences import OutputSequences
-from api_server.probation import POISON_AFTER_DEATHS, SUSPECT_AFTER_DEATHS, Probation
 from api_server.stray_outputs import StrayOutputs
 from api_server.unacknowledged import Unacknowledged
 from protocol.identifiers import Incarnation, RequestId
 from protocol.messages import (
     Accepted,
+    Cleared,
     ClientHello,
     ClientWelcome,
     CoordinatorToClient,
@@ -70,6 +70,9 @@ from protocol.messages import (
 MAX_GENERATIONS = 16_384
 """Generations alive at once; more are refused as overload."""
 OVERLOAD_RETRY_AFTER_S = 1.0
+POISON_AFTER_DEATHS = 3
+"""In a row, with no new token of the generation between. The coordinator sees to it that at the last one it ran
+without another suspect beside it (docs/design.md, Poison)."""
 MAX_ATTEMPTS = 64
 """A generation that was resumed so often, for whatever reasons, is given up."""
 
@@ -88,7 +91,6 @@ class ClientCore:
         self._unacknowledged = Unacknowledged()
         self._strays = StrayOutputs()
         self._sequences = OutputSequences()
-        self._probation = Probation()
         self._postponed: dict[RequestId, LiveGeneration] = {}
         """Those of the unacknowledged that the coordinator could not place now: sent again with the next second."""
 
@@ -110,9 +112,6 @@ class ClientCore:
         """Takes one event in and says what to do. `now_s` is any clock that only goes forward."""
         if isinstance(event, CoordinatorToClient):
             self._link.heard(now_s)
-        return [*self._decide(event, now_s), *self._let_suspect_run()]
-
-    def _decide(self, event: ClientEvent, now_s: float) -> list[Command]:
         match event:
             case EngineCoreOutputs():
                 return self._on_outputs(event, now_s)
@@ -246,10 +245,11 @@ class ClientCore:
         if generation.num_received + len(token_ids) > generation.submit.sampling.max_tokens:
             return self._fail(generation, "the engine core sent more tokens than were asked for", now_s)
         generation.engine = engine
-        generation.receive(token_ids)
-        if token_ids:
-            self._probation.leave(generation)
-        return self._admit(generation) + self._deliver(generation, output, token_ids, now_s)
+        is_cleared = generation.receive(token_ids)
+        commands = self._admit(generation) + self._deliver(generation, output, token_ids, now_s)
+        if is_cleared and output.finish_reason is None and self.is_welcomed:
+            commands.append(Send(Cleared([output.key])))
+        return commands
 
     def _deliver(
         self, generation: LiveGeneration, output: EngineCoreOutput, token_ids: list[int], now_s: float
@@ -298,7 +298,6 @@ class ClientCore:
     def _end(self, generation: LiveGeneration, now_s: float) -> None:
         generation.move(GenerationState.ENDED)
         self._stop_waiting(generation)
-        self._probation.leave(generation)
         del self._live[generation.submit.request_id]
         self._strays.ended(generation.submit.request_id, now_s)
 
@@ -341,33 +340,17 @@ class ClientCore:
             return [*self._admit(generation), Deliver(request_id, [], FinishReason.LENGTH), *self._abort([generation])]
         self._stop_waiting(generation)
         generation.next_attempt(now_s + self._resume_timeout_s)
-        resumed = [*self._admit(generation), Resumed(request_id, cause)]
-        if generation.deaths_in_a_row >= SUSPECT_AFTER_DEATHS:
-            self._probation.add(generation)
-        if generation in self._probation:
-            generation.move(GenerationState.HELD)
-            return resumed
-        return [*resumed, *self._submit_again(generation)]
-
-    def _let_suspect_run(self) -> list[Command]:
-        suspect = self._probation.first
-        if suspect is None or not suspect.is_held:
-            return []
-        suspect.move(GenerationState.WAITING)
-        return self._submit_again(suspect)
-
-    def _submit_again(self, generation: LiveGeneration) -> list[Command]:
         self._unacknowledged.add(generation)
-        return [self._send(generation)] if self.is_welcomed else []
+        resumed = [*self._admit(generation), Resumed(request_id, cause)]
+        return [*resumed, self._send(generation)] if self.is_welcomed else resumed
 
     def _stop_waiting(self, generation: LiveGeneration) -> None:
         self._unacknowledged.remove(generation)
         self._postponed.pop(generation.submit.request_id, None)
 
     def _give_up_overdue(self, now_s: float) -> list[Command]:
-        waiting = [*self._unacknowledged, *(suspect for suspect in self._probation if suspect.is_held)]
         commands: list[Command] = []
-        for generation in waiting:
+        for generation in list(self._unacknowledged):
             if generation.resume_deadline_s <= now_s:
                 text = f"no engine core could go on with it within {self._resume_timeout_s:g} s"
                 commands += self._fail(generation, text, now_s)
@@ -422,10 +405,8 @@ class ClientCore:
             if generation in self._unacknowledged:
                 is_to_be_sent = not self.is_welcomed or generation.submit.request_id in self._postponed
                 assert is_to_be_sent is (generation.state is GenerationState.WAITING)
-            assert (generation in self._unacknowledged) is not (generation.is_acknowledged or generation.is_held)
+            assert (generation in self._unacknowledged) is not generation.is_acknowledged
         assert all(generation in self._unacknowledged for generation in self._postponed.values())
-        assert all(generation.submit.request_id in self._live for generation in self._probation)
-        self._probation.check_invariants()
         self._unacknowledged.check_invariants()
         self._link.check_invariants()
         self._strays.check_invariants()

@@ -11,6 +11,7 @@ from protocol.identifiers import RequestId
 from protocol.messages import (
     Abort,
     Accepted,
+    Cleared,
     ClientHello,
     ClientWelcome,
     EngineCoreOutputs,
@@ -99,7 +100,7 @@ ClientEvent = (
 class Send(msgspec.Struct, frozen=True):
     """Send this to the coordinator."""
 
-    message: ClientHello | EngineCoreRequest | Abort | Heartbeat
+    message: ClientHello | EngineCoreRequest | Abort | Cleared | Heartbeat
     buffers: tuple[bytes, ...] = ()
 
 

@@ -23,13 +23,11 @@ class GenerationState(enum.Enum):
     """The coordinator gave it to an engine core; no token has come."""
     STREAMING = enum.auto()
     """Accepted, and tokens have come."""
-    HELD = enum.auto()
-    """To be resumed when its turn comes (`probation`)."""
     ENDED = enum.auto()
 
 
 _MOVES = {
-    GenerationState.WAITING: {GenerationState.SUBMITTED, GenerationState.HELD, GenerationState.ENDED},
+    GenerationState.WAITING: {GenerationState.SUBMITTED, GenerationState.ENDED},
     # SUBMITTED again: the coordinator forgot us and welcomed us anew on the same connection.
     # STREAMING at once: outputs have their own socket and may overtake the answer.
     GenerationState.SUBMITTED: {
@@ -37,18 +35,11 @@ _MOVES = {
         GenerationState.SUBMITTED,
         GenerationState.ACCEPTED,
         GenerationState.STREAMING,
-        GenerationState.HELD,
         GenerationState.ENDED,
     },
-    # WAITING and HELD: it has lost its engine core and is to go on elsewhere.
-    GenerationState.ACCEPTED: {
-        GenerationState.STREAMING,
-        GenerationState.WAITING,
-        GenerationState.HELD,
-        GenerationState.ENDED,
-    },
-    GenerationState.STREAMING: {GenerationState.WAITING, GenerationState.HELD, GenerationState.ENDED},
-    GenerationState.HELD: {GenerationState.WAITING, GenerationState.ENDED},
+    # WAITING: it has lost its engine core and is to go on elsewhere.
+    GenerationState.ACCEPTED: {GenerationState.STREAMING, GenerationState.WAITING, GenerationState.ENDED},
+    GenerationState.STREAMING: {GenerationState.WAITING, GenerationState.ENDED},
     GenerationState.ENDED: set(),
 }
 
@@ -96,11 +87,6 @@ class LiveGeneration:
         return self.num_received >= self.submit.sampling.max_tokens
 
     @property
-    def is_held(self) -> bool:
-        """Whether it waits for its turn to be resumed."""
-        return self.state is GenerationState.HELD
-
-    @property
     def incarnation(self) -> Incarnation | None:
         """The engine core's."""
         return None if self.engine is None else self.engine.incarnation
@@ -118,11 +104,13 @@ class LiveGeneration:
         self.state = state
         self._history.append(state)
 
-    def receive(self, token_ids: Sequence[int]) -> None:
-        """Its next tokens have come: whatever died with it before, it can be computed."""
+    def receive(self, token_ids: Sequence[int]) -> bool:
+        """Its next tokens have come; returns whether they clear it of the deaths of engine cores."""
         self._received.extend(token_ids)
-        if token_ids:
+        is_cleared = bool(token_ids) and self.deaths_in_a_row > 0
+        if is_cleared:
             self.deaths_in_a_row = 0
+        return is_cleared
 
     def engine_died(self) -> None:
         """The engine core that had it is gone."""
@@ -164,6 +152,7 @@ class LiveGeneration:
             priority=submit.priority,
             cache_salt=submit.cache_salt,
             num_output_tokens=self._num_resubmitted,
+            deaths=self.deaths_in_a_row,
         )
 
     def check_invariants(self) -> None:

@@ -15,6 +15,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
+    Cleared,
     ClientHello,
     ClientToCoordinator,
     ClientWelcome,
@@ -63,7 +64,7 @@ class ClientLink:
     def _handle_member(
         self,
         client: ClientMember,
-        message: EngineCoreRequest | Abort | GetCard | Heartbeat,
+        message: EngineCoreRequest | Abort | Cleared | GetCard | Heartbeat,
         received: Received[ClientToCoordinator],
         now_s: float,
     ) -> None:
@@ -75,6 +76,8 @@ class ClientLink:
                 self._dispatcher.submit(Submission(client, message, received.frames), now_s)
             case Abort():
                 self._dispatcher.abort(client, message.keys)
+            case Cleared(keys):
+                self._dispatcher.cleared(keys)
             case GetCard():
                 expected = self._engine_link.expects_card(message.card_hash)
                 self._cards.ask(client.identity, message.card_hash, expected)
@@ -83,8 +86,11 @@ class ClientLink:
             case _:
                 assert_never(message)
 
-    def lose(self, identity: Identity, reason: str, may_return: bool = True) -> None:
-        """Gives an API server up; the engine cores drop its requests. No effect when there is none of this identity."""
+    def lose(self, identity: Identity, reason: str, may_return: bool = True, is_silent: bool = False) -> None:
+        """Gives an API server up; the engine cores drop its requests. No effect when there is none of this identity.
+
+        One that is silent is left alone: it may go on, and its callers with it.
+        """
         client = self._clients.find(identity)
         if client is None:
             return

@@ -16,6 +16,7 @@ from coordinator.publisher import ClusterPublisher
 from coordinator.request_table import RequestTable, Routed
 from coordinator.routing import Refusal, choose
 from coordinator.settling import Settling
+from coordinator.trial import Trial, is_suspect
 from coordinator.waiting_room import Submission, WaitingRoom
 from protocol.identifiers import ClientIndex, EngineIndex
 from protocol.messages import Abort, Accepted, EngineHello, Rejected, RejectReason, RequestKey
@@ -37,6 +38,7 @@ class Dispatcher:
         self._admission = Admission(max_requests)
         self._waiting = WaitingRoom()
         self._early_aborts: dict[RequestKey, None] = {}
+        self._trial = Trial()
         self._last_chosen = EngineIndex(-1)
         self._settling = settling
         self.rejected_total = {reason.name.lower(): 0 for reason in RejectReason}
@@ -80,6 +82,12 @@ class Dispatcher:
 
     def _place(self, submission: Submission, now_s: float) -> EngineMember | None:
         request = submission.request
+        if is_suspect(request) and not self._trial.is_free:
+            if not self._wait(submission):
+                self._reject(
+                    submission, Refusal(RejectReason.NO_ENGINE, "too many requests wait for their turn"), now_s
+                )
+            return None
         views = [engine.view(self._table.engine_count(engine.identity)) for engine in self._engines]
         model = self._admission.view(request.model, self._table.in_flight(request.model), now_s)
         if request.attempt:  # it was let in before
@@ -95,19 +103,36 @@ class Dispatcher:
     def _may_wait(self, submission: Submission, refusal: Refusal) -> bool:
         """While settling, the engine core that is missing may just not have said Hello yet; a request that has lost its
         engine core waits for the next one, as long as its API server does."""
-        may_wait = (
-            (self._settling.is_active or submission.request.attempt > 0)
-            and refusal.reason in (RejectReason.NO_ENGINE, RejectReason.UNKNOWN_MODEL)
-            and self._waiting.has_place_for(submission)
+        may_wait = (self._settling.is_active or submission.request.attempt > 0) and refusal.reason in (
+            RejectReason.NO_ENGINE,
+            RejectReason.UNKNOWN_MODEL,
         )
-        if may_wait:
+        return may_wait and self._wait(submission)
+
+    def _wait(self, submission: Submission) -> bool:
+        has_place = self._waiting.has_place_for(submission)
+        if has_place:
             self._waiting.add(submission)
-        return may_wait
+        return has_place
+
+    def cleared(self, keys: Iterable[RequestKey]) -> None:
+        """These requests have got new tokens: engine cores did not die of them."""
+        for key in keys:
+            self._trial.over(key)
+
+    def let_suspect_run(self, now_s: float) -> None:
+        """If no suspect runs, the next one has its turn."""
+        if self._trial.is_free:
+            suspect = next((each for each in self._waiting if is_suspect(each.request)), None)
+            if suspect is not None:
+                self._waiting.remove(suspect)
+                self.submit(suspect, now_s)
 
     def _route(self, submission: Submission, engine: EngineMember) -> EngineMember:
         request = submission.request
         routed = Routed(request.key, submission.client.index, engine.identity, request.model)
         self._add(routed)
+        self._trial.began(request)
         self._send(engine, UnseenRequest(request.key, request.num_prompt_tokens, submission.frames))
         self._accept(submission.client, routed)
         return engine
@@ -164,6 +189,7 @@ class Dispatcher:
         lost = self._table.of_engine(engine.identity)
         for routed in lost:
             self._table.remove(routed)
+            self._trial.over(routed.key)
         return [routed.key for routed in lost]
 
     def client_gone(self, client: ClientMember) -> None:
@@ -248,6 +274,7 @@ class Dispatcher:
 
     def _remove(self, routed: Routed) -> None:
         self._table.remove(routed)
+        self._trial.over(routed.key)
         self._publisher.engine_changed(routed.engine)
 
     def check_invariants(self, clients: set[ClientIndex]) -> None:

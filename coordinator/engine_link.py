@@ -57,13 +57,13 @@ class EngineLink:
             case _:
                 assert_never(message)
 
-    def lose(self, identity: Identity, reason: str, may_return: bool = True) -> None:
+    def lose(self, identity: Identity, reason: str, may_return: bool = True, is_silent: bool = False) -> None:
         """Gives an engine core up, and with it its requests. No effect when there is none with this identity."""
         engine = self._engines.find(identity)
         if engine is None:
             return
         keys = self._dispatcher.engine_gone(engine)
-        self._engines.leave(engine, keys, may_return)
+        self._engines.leave(engine, keys, may_return, is_silent)
         self._liveness.forget(identity)
         for client in self._clients:
             self._outbox.to_client(client.identity, EngineLost(engine.index, engine.hello.incarnation, reason))

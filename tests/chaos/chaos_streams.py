@@ -5,6 +5,7 @@ beforehand, by a cluster of one engine core that nobody kills.
 """
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -29,8 +30,8 @@ class Stream(msgspec.Struct):
     @property
     def longest_gap_s(self) -> float:
         """Between two events with text."""
-        times = self.event_times_s
-        return max((later - earlier for earlier, later in zip(times, times[1:], strict=False)), default=0.0)
+        pairs = itertools.pairwise(self.event_times_s)
+        return max((later - earlier for earlier, later in pairs), default=0.0)
 
 
 def bodies(count: int, max_tokens: int, model: str = "sim") -> list[dict[str, Any]]:
@@ -94,11 +95,12 @@ async def _run(url: str, requests: list[dict[str, Any]], disturb: Callable[[], N
         return await asyncio.gather(*streams)
 
 
+def nothing() -> None:
+    """For an undisturbed run."""
+
+
 def run_streams(
-    shoal: ShoalProcess,
-    requests: list[dict[str, Any]],
-    disturb: Callable[[], None] = lambda: None,
-    after_s: float = 0.0,
+    shoal: ShoalProcess, requests: list[dict[str, Any]], disturb: Callable[[], None] = nothing, after_s: float = 0.0
 ) -> list[Stream]:
     """Starts all streams, disturbs the cluster after so many seconds, waits for their ends."""
     return asyncio.run(_run(shoal.url, requests, disturb, after_s))

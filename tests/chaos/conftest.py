@@ -1,6 +1,14 @@
-"""The real clusters of tests/cluster serve here too."""
+"""What the streams of these tests are compared with."""
 
-import sys
-from pathlib import Path
+import pytest
+from chaos_streams import Stream, assert_undisturbed, bodies, run_streams
+from shoal_process import running_shoal
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "cluster"))
+
+@pytest.fixture(scope="session")
+def undisturbed() -> list[Stream]:
+    """64 streams as they come from a single engine core that nobody strikes."""
+    with running_shoal("sim:decode_ms=0", "--engines", "1", "--api-servers", "1") as shoal:
+        streams = run_streams(shoal, bodies(64, max_tokens=150))
+    assert_undisturbed(streams, streams)
+    return streams

@@ -6,13 +6,12 @@ import pytest
 from client_core_driver import ENGINE, KEY, OTHER, RESUME_TIMEOUT_S, Driver, R, welcomed_driver
 
 from api_server import client_core
+from api_server.client_core import POISON_AFTER_DEATHS
 from api_server.client_events import (
-    Abandon,
     Command,
     Deliver,
     Fail,
     FailAll,
-    Forget,
     LinkDown,
     LinkUp,
     NotSent,
@@ -21,11 +20,11 @@ from api_server.client_events import (
     SecondPassed,
     Send,
 )
-from api_server.probation import POISON_AFTER_DEATHS
 from protocol.codec import unpack_token_ids
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.messages import (
     Abort,
+    Cleared,
     ClientHello,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -100,7 +99,7 @@ def test_what_an_older_attempt_still_sends_is_dropped(driver: Driver) -> None:
     assert driver.output(1, [8]) == []
     driver.accept(RequestKey(R, 1), ENGINE)
     assert driver.output(1, [8]) == [], "the same engine core, taken back, but the older attempt"
-    assert driver.outputs(EngineCoreOutput(R, 1, 1, [8])) == [Deliver(R, [8])]
+    assert driver.outputs(EngineCoreOutput(R, 1, 1, [8]))[0] == Deliver(R, [8])
 
 
 def test_a_gap_in_the_positions_is_resumed_from_before_it(driver: Driver) -> None:
@@ -259,67 +258,14 @@ def test_new_tokens_clear_it(driver: Driver) -> None:
         assert not any(isinstance(command, Fail) for command in lose(driver, incarnation))
 
 
-def test_those_beside_the_poison_are_not_condemned(driver: Driver) -> None:
-    ids = [RequestId(f"cmpl-{number}") for number in range(4)]
-    poison = ids[2]
-    for request_id in ids:
-        driver.submit(request_id)
-    attempts = dict.fromkeys(ids, 0)
-    there, failed = set(ids), []
-    for death in range(20):  # a cluster of one engine core, which dies whenever it has the poison
-        incarnation = Incarnation(f"run-{death}")
-        for request_id in there:
-            driver.accept(RequestKey(request_id, attempts[request_id]), incarnation)
-        if poison not in there:
-            break
-        commands = lose(driver, incarnation)
-        failed += [command.request_id for command in commands if isinstance(command, Fail)]
-        resent = [request for request, _ in sent(commands)]
-        attempts |= {request.request_id: request.attempt for request in resent}
-        there = {request.request_id for request in resent}
-        while there and poison not in there:  # suspects that run without it get their token, and the next has its turn
-            (innocent,) = there
-            driver.accept(RequestKey(innocent, attempts[innocent]), OTHER)
-            cleared = driver.outputs(EngineCoreOutput(innocent, attempts[innocent], 0, [7]), incarnation=OTHER)
-            resent = [request for request, _ in sent(cleared)]
-            attempts |= {request.request_id: request.attempt for request in resent}
-            there = {request.request_id for request in resent}
-    assert failed == [poison]
-    assert driver.core.num_generations == 3
-
-
-def test_a_suspect_that_waits_for_its_turn_can_be_abandoned(driver: Driver) -> None:
-    start(driver)
-    start(driver, SECOND)
-    lose(driver)
-    for request_id in (R, SECOND):
-        driver.accept(RequestKey(request_id, 1), OTHER)
-    assert [request.request_id for request, _ in sent(lose(driver, OTHER))] == [R], "one at a time"
-    assert driver.tell(Abandon([SECOND]))[0] == Forget(SECOND)
-
-
-def test_when_the_suspect_that_runs_ends_the_next_one_has_its_turn(driver: Driver) -> None:
-    start(driver)
-    start(driver, SECOND)
-    lose(driver)
-    for request_id in (R, SECOND):
-        driver.accept(RequestKey(request_id, 1), OTHER)
-    lose(driver, OTHER)
-    commands = driver.tell(Abandon([R]))
-    assert [request.key for request, _ in sent(commands)] == [RequestKey(SECOND, 2)]
-
-
-def test_a_suspect_that_waits_too_long_fails(driver: Driver) -> None:
-    start(driver)
-    start(driver, SECOND)
-    lose(driver)
-    for request_id in (R, SECOND):
-        driver.accept(RequestKey(request_id, 1), OTHER)
-    lose(driver, OTHER)
-    driver.accept(RequestKey(R, 2), Incarnation("run-3"))
-    driver.now_s += RESUME_TIMEOUT_S
-    failed = [command.request_id for command in driver.tell(SecondPassed()) if isinstance(command, Fail)]
-    assert failed == [SECOND], "the other one has an engine core"
+def test_the_coordinator_is_told_of_deaths_and_of_the_token_that_clears(driver: Driver) -> None:
+    driver.submit()
+    ((request, _),) = sent(die_in_a_row(driver, R, range(2)))
+    assert (request.attempt, request.deaths) == (2, 2)
+    driver.accept(RequestKey(R, 2), OTHER)
+    token = EngineCoreOutput(R, 2, 0, [7])
+    assert driver.outputs(token, incarnation=OTHER) == [Deliver(R, [7]), Send(Cleared([RequestKey(R, 2)]))]
+    assert driver.outputs(EngineCoreOutput(R, 2, 1, [8]), incarnation=OTHER) == [Deliver(R, [8])]
 
 
 def test_the_number_of_attempts_is_limited(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
