@@ -47,6 +47,7 @@ from api_server.live_generation import GenerationState, LiveGeneration
 from api_server.output_sequences import OutputSequences
 from api_server.stray_outputs import StrayOutputs
 from api_server.unacknowledged import Unacknowledged
+from api_server.verdict import GivenUp, GoesOn, OnlyEndMissing, verdict
 from protocol.identifiers import Incarnation, RequestId
 from protocol.messages import (
     Accepted,
@@ -70,11 +71,6 @@ from protocol.messages import (
 MAX_GENERATIONS = 16_384
 """Generations alive at once; more are refused as overload."""
 OVERLOAD_RETRY_AFTER_S = 1.0
-POISON_AFTER_DEATHS = 3
-"""In a row, with no new token of the generation between. The coordinator sees to it that at the last one it ran
-without another suspect beside it (docs/design.md, Poison)."""
-MAX_ATTEMPTS = 64
-"""A generation that was resumed so often, for whatever reasons, is given up."""
 
 
 class ClientCore:
@@ -91,8 +87,6 @@ class ClientCore:
         self._unacknowledged = Unacknowledged()
         self._strays = StrayOutputs()
         self._sequences = OutputSequences()
-        self._postponed: dict[RequestId, LiveGeneration] = {}
-        """Those of the unacknowledged that the coordinator could not place now: sent again with the next second."""
 
     @property
     def is_welcomed(self) -> bool:
@@ -196,7 +190,7 @@ class ClientCore:
 
     def _postpone(self, generation: LiveGeneration) -> list[Command]:
         generation.move(GenerationState.WAITING)
-        self._postponed[generation.submit.request_id] = generation
+        self._unacknowledged.postpone(generation)
         return []
 
     def _on_not_sent(self, request_id: RequestId, now_s: float) -> list[Command]:
@@ -297,7 +291,7 @@ class ClientCore:
 
     def _end(self, generation: LiveGeneration, now_s: float) -> None:
         generation.move(GenerationState.ENDED)
-        self._stop_waiting(generation)
+        self._unacknowledged.remove(generation)
         del self._live[generation.submit.request_id]
         self._strays.ended(generation.submit.request_id, now_s)
 
@@ -329,24 +323,22 @@ class ClientCore:
 
     def _resume(self, generation: LiveGeneration, cause: ResumeCause, now_s: float) -> list[Command]:
         """Lets a generation go on as another attempt, unless it has all its tokens or is not to be tried again."""
-        request_id = generation.submit.request_id
-        if generation.deaths_in_a_row >= POISON_AFTER_DEATHS:
-            text = f"request {request_id} was running when {POISON_AFTER_DEATHS} engine cores died one after another"
-            return self._fail(generation, text, now_s, retryable=False)
-        if generation.attempt + 1 >= MAX_ATTEMPTS:
-            return self._fail(generation, f"request {request_id} lost {MAX_ATTEMPTS} engine cores", now_s)
-        if generation.is_whole:  # its end is all that is missing
-            self._end(generation, now_s)
-            return [*self._admit(generation), Deliver(request_id, [], FinishReason.LENGTH), *self._abort([generation])]
-        self._stop_waiting(generation)
+        match verdict(generation):
+            case GivenUp(message, may_be_sent_again):
+                return self._fail(generation, message, now_s, may_be_sent_again)
+            case OnlyEndMissing():
+                self._end(generation, now_s)
+                end = Deliver(generation.submit.request_id, [], FinishReason.LENGTH)
+                return [*self._admit(generation), end, *self._abort([generation])]
+            case GoesOn():
+                return self._submit_next_attempt(generation, cause, now_s)
+
+    def _submit_next_attempt(self, generation: LiveGeneration, cause: ResumeCause, now_s: float) -> list[Command]:
+        self._unacknowledged.remove(generation)
         generation.next_attempt(now_s + self._resume_timeout_s)
         self._unacknowledged.add(generation)
-        resumed = [*self._admit(generation), Resumed(request_id, cause)]
+        resumed = [*self._admit(generation), Resumed(generation.submit.request_id, cause)]
         return [*resumed, self._send(generation)] if self.is_welcomed else resumed
-
-    def _stop_waiting(self, generation: LiveGeneration) -> None:
-        self._unacknowledged.remove(generation)
-        self._postponed.pop(generation.submit.request_id, None)
 
     def _give_up_overdue(self, now_s: float) -> list[Command]:
         commands: list[Command] = []
@@ -370,7 +362,6 @@ class ClientCore:
 
     def _on_link_down(self) -> list[Command]:
         self._link.lose()
-        self._postponed.clear()
         for generation in self._unacknowledged:
             if generation.state is GenerationState.SUBMITTED:
                 generation.move(GenerationState.WAITING)
@@ -381,7 +372,8 @@ class ClientCore:
             return []
         index_changed = self._link.welcome(welcome)
         commands: list[Command] = [*self._link.take_pending_aborts()]
-        commands += self._send_all(list(self._unacknowledged))
+        self._unacknowledged.take_postponed()
+        commands += [self._send(generation) for generation in self._unacknowledged]
         if index_changed:
             # Engine cores address our outputs by the index: what runs under the old one no longer reaches us.
             self._sequences.start_anew()
@@ -389,13 +381,10 @@ class ClientCore:
                 commands += self._resume(generation, ResumeCause.REQUEST_LOST, now_s)
         return commands
 
-    def _send_all(self, generations: list[LiveGeneration]) -> list[Command]:
-        self._postponed.clear()
-        return [self._send(generation) for generation in generations]
-
     def _on_second_passed(self, now_s: float) -> list[Command]:
         commands = self._give_up_overdue(now_s)
-        commands += self._send_all(list(self._postponed.values()))
+        if self.is_welcomed:
+            commands += [self._send(generation) for generation in self._unacknowledged.take_postponed()]
         return commands if self._link.state is LinkState.DOWN else [Send(Heartbeat()), *commands]
 
     def check_invariants(self) -> None:
@@ -403,10 +392,9 @@ class ClientCore:
         for generation in self._live.values():
             generation.check_invariants()
             if generation in self._unacknowledged:
-                is_to_be_sent = not self.is_welcomed or generation.submit.request_id in self._postponed
+                is_to_be_sent = not self.is_welcomed or self._unacknowledged.is_postponed(generation)
                 assert is_to_be_sent is (generation.state is GenerationState.WAITING)
             assert (generation in self._unacknowledged) is not generation.is_acknowledged
-        assert all(generation in self._unacknowledged for generation in self._postponed.values())
         self._unacknowledged.check_invariants()
         self._link.check_invariants()
         self._strays.check_invariants()

@@ -97,6 +97,11 @@ class ClusterState:
                 assert_never(event)
         return self._outbox.take()
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that are at an engine core or wait for one."""
+        return self._dispatcher.num_requests
+
     def next_deadline_s(self) -> float:
         """When TurnEnded must be handled at the latest, also if nothing happens; infinity for never."""
         return min(

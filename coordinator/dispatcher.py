@@ -264,6 +264,11 @@ class Dispatcher:
 
     # --- the table ---
 
+    @property
+    def num_requests(self) -> int:
+        """Unfinished requests, those that wait included."""
+        return len(self._table) + len(self._waiting)
+
     def engine_count(self, engine: EngineMember) -> int:
         """Number of unfinished requests of an engine core."""
         return self._table.engine_count(engine.identity)

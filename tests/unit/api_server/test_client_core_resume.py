@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 from client_core_driver import ENGINE, KEY, OTHER, RESUME_TIMEOUT_S, Driver, R, welcomed_driver
 
-from api_server import client_core
-from api_server.client_core import POISON_AFTER_DEATHS
+from api_server import verdict
 from api_server.client_events import (
     Command,
     Deliver,
@@ -20,6 +19,7 @@ from api_server.client_events import (
     SecondPassed,
     Send,
 )
+from api_server.verdict import POISON_AFTER_DEATHS
 from protocol.codec import unpack_token_ids
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.messages import (
@@ -269,7 +269,7 @@ def test_the_coordinator_is_told_of_deaths_and_of_the_token_that_clears(driver: 
 
 
 def test_the_number_of_attempts_is_limited(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_core, "MAX_ATTEMPTS", 3)
+    monkeypatch.setattr(verdict, "MAX_ATTEMPTS", 3)
     start(driver)
     driver.output(0, [7])
     for attempt in (1, 2):
