@@ -36,7 +36,7 @@ class World:
 
 
 class Channel:
-    """One direction of a connection: nothing is overtaken; when it is cut, what is under way is lost from some point."""
+    """One direction of a connection: in order; when it is cut, what is under way is lost from some point on."""
 
     def __init__(self, world: World, deliver: Callable[[list[bytes]], None]) -> None:
         self._world = world
