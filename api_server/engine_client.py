@@ -36,9 +36,10 @@ from api_server.heap import return_free_memory
 from api_server.knowledge import Knowledge
 from api_server.links import Incoming, Links
 from api_server.metrics import Metrics
+from api_server.prompt_packing import PromptPacker
 from api_server.served_model import ServedModel
 from protocol.card import unpack_card
-from protocol.codec import Frame, pack_token_ids
+from protocol.codec import Frame
 from protocol.errors import ProtocolError
 from protocol.identifiers import RequestId, new_request_id
 from protocol.malformed import MalformedLog
@@ -112,6 +113,7 @@ class EngineClient:
         self.view = ClusterView()
         self._cards = CardStore()
         self._knowledge = Knowledge(patience.admission_timeout_s)
+        self._packer = PromptPacker()
         self._was_welcomed = False
         self._generations: dict[RequestId, _Generation] = {}
         self._draining = False
@@ -157,7 +159,7 @@ class EngineClient:
         request_id = new_request_id(request_prefix)
         observer = self._metrics.generation_began(model.name, len(prompt_ids), self._clock())
         generation = self._generations[request_id] = _Generation(request_id, observer)
-        prompt = pack_token_ids(prompt_ids)
+        prompt = self._packer.pack(prompt_ids)
         self._handle(Submit(request_id, model.name, prompt, sampling, wall_clock_s(), priority, cache_salt))
         try:
             await asyncio.wait((generation.admission,), timeout=self._admission_timeout_s)

@@ -27,6 +27,7 @@ from deploy.silence_watch import SilenceWatch
 from deploy.start_checks import StartError, check_machine, check_options
 from deploy.supervised_process import Role
 from deploy.supervisor_core import (
+    FAILURES_BEFORE_READY,
     AnnounceFailure,
     AnnounceHung,
     AnnounceOverdue,
@@ -264,9 +265,9 @@ class Cluster:
                 print(self._ready_line, flush=True)
             case AnnounceRestart(name, code, delay_s, failures):
                 how = describe_exit(code)
-                logger.warning(
-                    "%s ended %s (failures in a row: %d); starting it again in %.1f s", name, how, failures, delay_s
-                )
+                level = logging.ERROR if failures >= FAILURES_BEFORE_READY else logging.WARNING
+                text = "%s ended %s (failures in a row: %d); starting it again in %.1f s"
+                logger.log(level, text, name, how, failures, delay_s)
             case AnnounceFailure(name, message):
                 reason = self._reasons.get(name)
                 self._failure = message if reason is None else f"{message}: {reason}"
