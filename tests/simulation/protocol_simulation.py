@@ -104,11 +104,12 @@ class History:
             self.coordinators.start()
 
     def _kill_engine(self) -> None:
-        name = self.random.choice(list(self.engines))
-        engine = self.engines[name]
+        self._end_engine(self.random.choice(list(self.engines.values())))
+
+    def _end_engine(self, engine: EngineProcess) -> None:
         if engine.is_alive:
             self._die(engine)
-            self.world.after(self.random.uniform(0.2, 2.0), lambda: self._restart_engine(name))
+            self.world.after(self.random.uniform(0.2, 2.0), lambda: self._restart_engine(engine.name))
 
     def _drain(self) -> None:
         name = self.random.choice(list(self.engines))
@@ -123,14 +124,15 @@ class History:
             self.engines[name] = self._new_engine(name)
 
     def _kill_client(self) -> None:
-        name = self.random.choice(list(self.clients))
-        client = self.clients[name]
+        self._end_client(self.random.choice(list(self.clients.values())))
+
+    def _end_client(self, client: ClientProcess) -> None:
         self.callers = [caller for caller in self.callers if caller.request_id not in client.callers]
         self._die(client)
         for (_, address), channel in self._outputs.items():
             if address == client.address:
                 channel.cut()
-        self.clients[name] = self._new_client(name)
+        self.clients[client.name] = self._new_client(client.name)
 
     def _die(self, process: EngineProcess | ClientProcess) -> None:
         process.is_alive = False
@@ -164,13 +166,17 @@ class History:
         return self._processes
 
     def _new_client(self, name: str) -> ClientProcess:
-        return ClientProcess(self.world, self.coordinators, name, self._next_pid())
+        client = ClientProcess(self.world, self.coordinators, name, self._next_pid())
+        client.on_refused = lambda: self._end_client(client)
+        return client
 
     def _new_engine(self, name: str) -> EngineProcess:
         pid = self._next_pid()
-        return EngineProcess(
+        engine = EngineProcess(
             self.world, self.coordinators, name, pid, lambda address, frames: self._push(pid, address, frames)
         )
+        engine.on_refused = lambda: self._end_engine(engine)
+        return engine
 
     def _push(self, pid: int, address: str, frames: list[bytes]) -> None:
         if (pid, address) not in self._outputs:

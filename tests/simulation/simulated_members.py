@@ -15,6 +15,7 @@ from api_server.client_events import (
     Deliver,
     Fail,
     Forget,
+    Leave,
     LinkDown,
     LinkUp,
     NotSent,
@@ -32,6 +33,7 @@ from engine_core.coordinator_link import Send as EngineSend
 from engine_core.events import (
     ClientsChanged,
     ClientStuck,
+    CoordinatorRefused,
     CoordinatorWelcomed,
     CoreEvent,
     CoreStatus,
@@ -295,6 +297,8 @@ class ClientProcess(Process):
                     self.callers[request_id].finish(f"failed: {message}")
                 case Forget(request_id):
                     self.callers[request_id].finish("abandoned")
+                case Leave():
+                    self.on_refused()
                 case _:
                     pass
         self.core.check_invariants()
@@ -438,6 +442,8 @@ class EngineProcess(Process):
                 self._drop_clients(gone)
             case ClientStuck(client_index):
                 self._drop_clients({client_index})
+            case CoordinatorRefused():
+                self.on_refused()
             case CoordinatorWelcomed(welcome):
                 self._welcome, self._adds_handled = welcome, 0
             case _:
