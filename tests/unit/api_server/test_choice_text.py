@@ -9,7 +9,7 @@ from api_server.choice_text import ChoiceText, Finish
 from api_server.detokenizer import Detokenizer
 from api_server.generation_backend import TokenDelta
 from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar, AnswerParser
-from api_server.parsers.events import Reasoning
+from api_server.parsers.events import CallBegan, Content, Reasoning
 from api_server.parsers.names import ParserNames
 from api_server.parsers.tools import Tools
 from api_server.stop_strings import StopStrings
@@ -131,3 +131,13 @@ def test_a_stop_string_in_thoughts_or_calls_does_not_end_the_choice() -> None:
         assert Reasoning("one") in delta.events
         assert choice.finish is not None
         assert choice.finish.reason == word
+
+
+def test_what_is_held_back_for_a_stop_string_comes_before_the_call_that_follows() -> None:
+    grammar = AnswerGrammar(ParserNames("hermes", "none"), Tools({"f": {}}))
+    detokenizer = Detokenizer(tiny_model().tokenizer, [], True)
+    parser = AnswerParser(grammar, lambda: "id")
+    choice = ChoiceText(detokenizer, StopStrings(["one"], False), 0, frozenset({EOS}), parser)
+    delta = choice.push(TokenDelta([*ids('on<tool_call>{"name": "f"}</tool_call>e'), EOS], FinishReason.STOP))
+    assert delta.events[:2] == [Content("on"), CallBegan("f", "id", 0)]
+    assert (delta.text, choice.finish) == ("one", Finish("tool_calls"))

@@ -147,6 +147,19 @@ def test_arguments_that_are_left_out_are_an_empty_object(name: str, text: str) -
     assert answer_of(make_parser(name), text) == call("now", "{}")
 
 
+def test_a_call_without_arguments_after_one_with_some_has_an_empty_object() -> None:
+    # BR-c03
+    text = '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]now[ARGS]'
+    assert answer_of(make_parser("mistral"), text).calls == (("f", '{"a": 1}'), ("now", "{}"))
+
+
+def test_a_value_that_is_nested_too_deeply_ends_the_call() -> None:
+    for bracket in ("[", "{a:"):
+        answer = answer_of(make_parser("gemma4"), "<|tool_call>call:f{a:" + bracket * 5000)
+        assert [name for name, _ in answer.calls] == ["f"]
+        assert len(answer.content) > 4000
+
+
 def test_mistrals_ids_are_kept() -> None:
     [began, *_] = parse(make_parser("mistral"), ["[TOOL_CALLS]f[CALL_ID]abc123XYZ[ARGS]{}"])
     assert began == CallBegan("f", "abc123XYZ", 0)

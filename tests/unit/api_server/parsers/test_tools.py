@@ -13,6 +13,7 @@ from api_server.parsers.tools import Tools, value_as_json
     ("parameter", "text", "expected"),
     [
         ("city", "3", '"3"'),
+        ("city", '"x"', '"\\"x\\""'),
         ("city", ' {"a": 1}\n', '" {\\"a\\": 1}\\n"'),
         ("days", " 3\n", "3"),
         ("days", "3.0", "3.0"),
