@@ -23,6 +23,7 @@ from api_server.client_events import (
     Admit,
     ClientEvent,
     Command,
+    DeadlinePassed,
     Deliver,
     Fail,
     FailAll,
@@ -102,10 +103,12 @@ class ClientCore:
                 return self._on_abandon(request_ids, now_s)
             case Accepted():
                 return self._on_accepted(event, now_s)
-            case Rejected(key, reason, message, retry_after_s):
-                return self._on_rejected(key, reason, message, retry_after_s, now_s)
+            case Rejected():
+                return self._on_rejected(event, now_s)
             case AdmissionTimedOut(request_id):
                 return self._refuse_unanswered(request_id, RejectReason.NO_ENGINE, "the cluster did not answer", now_s)
+            case DeadlinePassed(request_id):
+                return self._on_deadline(request_id, now_s)
             case NotSent(request_id):
                 return self._on_not_sent(request_id, now_s)
             case LinkUp():
@@ -161,16 +164,16 @@ class ClientCore:
         generation.is_admitted = True
         return [Admit(generation.submit.request_id)]
 
-    def _on_rejected(
-        self, key: RequestKey, reason: RejectReason, message: str, retry_after_s: float, now_s: float
-    ) -> list[Command]:
+    def _on_rejected(self, rejected: Rejected, now_s: float) -> list[Command]:
+        key = rejected.key
         generation = self._live.get(key.request_id)
         if generation is None or key.attempt != generation.attempt or generation.state is not GenerationState.SUBMITTED:
             return []
         self._end(generation, now_s)
         if generation.is_admitted:  # an engine core sent outputs, but the coordinator that knew of it died
-            return [Fail(key.request_id, message, retryable=True)]
-        return [Refuse(key.request_id, reason, message, retry_after_s)]
+            return [Fail(key.request_id, rejected.message, retryable=True)]
+        why = rejected.reason, rejected.message, rejected.retry_after_s, rejected.allowance
+        return [Refuse(key.request_id, *why)]
 
     def _on_not_sent(self, request_id: RequestId, now_s: float) -> list[Command]:
         if not self.is_welcomed:  # the connection broke meanwhile: it waits for the next one
@@ -227,7 +230,7 @@ class ClientCore:
         if output.finish_reason is None:
             return [Deliver(request_id, token_ids, cached_tokens=cached)] if token_ids else []
         self._end(generation, now_s)
-        if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TIMEOUT):
             return [Deliver(request_id, token_ids, output.finish_reason, output.stop_reason, cached)]
         ended_by_shutdown = output.finish_reason is FinishReason.ABORT
         failure = Fail(request_id, output.error or "the engine core ended the request", retryable=ended_by_shutdown)
@@ -240,6 +243,14 @@ class ClientCore:
         for generation in abandoned:
             self._end(generation, now_s)
         return [*(Forget(generation.submit.request_id) for generation in abandoned), *self._abort(abandoned)]
+
+    def _on_deadline(self, request_id: RequestId, now_s: float) -> list[Command]:
+        generation = self._live.get(request_id)
+        if generation is None or not generation.is_admitted:
+            text = "the request's time was up before it was accepted"
+            return self._refuse_unanswered(request_id, RejectReason.TIMED_OUT, text, now_s)
+        self._end(generation, now_s)
+        return [Deliver(request_id, [], FinishReason.TIMEOUT), *self._abort([generation])]
 
     def _on_engine_lost(self, incarnation: Incarnation, reason: str, now_s: float) -> list[Command]:
         commands: list[Command] = []

@@ -98,6 +98,8 @@ class LiveGeneration:
             arrival_time_s=submit.arrival_time_s,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
+            deadline_s=submit.deadline_s,
+            tenant=submit.tenant,
         )
 
     def check_invariants(self) -> None:

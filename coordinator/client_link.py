@@ -25,6 +25,7 @@ from protocol.messages import (
     Heartbeat,
     ProcessExited,
     Refused,
+    RequestEnded,
 )
 
 
@@ -62,7 +63,7 @@ class ClientLink:
     def _handle_member(
         self,
         client: ClientMember,
-        message: EngineCoreRequest | Abort | GetCard | Heartbeat,
+        message: EngineCoreRequest | Abort | GetCard | Heartbeat | RequestEnded,
         received: Received[ClientToCoordinator],
         now_s: float,
     ) -> None:
@@ -79,6 +80,8 @@ class ClientLink:
                 self._cards.ask(client.identity, message.card_hash, expected)
             case Heartbeat():
                 self._outbox.to_client(client.identity, Heartbeat())
+            case RequestEnded():
+                self._dispatcher.ended(client, message, now_s)
             case _:
                 assert_never(message)
 

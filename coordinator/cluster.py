@@ -145,6 +145,7 @@ class ClusterState:
             api_servers=[client.hello.name for client in self._clients],
             malformed_total=self._malformed_total,
             rejected_total=self._dispatcher.rejected_total,
+            tenants=self._dispatcher.tenant_states(),
         )
 
     def _state_of(self, identity: Identity) -> EngineState | None:
