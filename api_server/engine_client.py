@@ -117,6 +117,7 @@ class EngineClient:
         self._was_welcomed = False
         self._generations: dict[RequestId, _Generation] = {}
         self._draining = False
+        self._taking = True
         self._builds: asyncio.TaskGroup | None = None
 
     # --- for the routes ---------------------------------------------------------------------------------------
@@ -125,6 +126,11 @@ class EngineClient:
     def draining(self) -> bool:
         """See GenerationBackend."""
         return self._draining
+
+    @property
+    def taking(self) -> bool:
+        """See GenerationBackend."""
+        return self._taking
 
     @property
     def ready(self) -> bool:
@@ -212,6 +218,10 @@ class EngineClient:
         """No longer ready."""
         self._draining = True
         self._knowledge.changed()
+
+    def stop_taking(self) -> None:
+        """No new request is answered from now on."""
+        self._taking = False
 
     def fail_all(self, message: str) -> None:
         """Ends every generation with this error."""

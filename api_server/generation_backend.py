@@ -84,7 +84,11 @@ class GenerationBackend(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether this API server is shutting down and takes no new work."""
+        """Whether this API server is shutting down: new connections go elsewhere."""
+
+    @property
+    def taking(self) -> bool:
+        """Whether requests are answered; one that shuts down still does so for a moment, for those on their way."""
 
     async def model(self, name: str | None) -> ServedModel:
         """The model of this name; None names the only one.

@@ -41,7 +41,7 @@ class GenerationEndpoint:
         self._uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._backend.draining:
+        if not self._backend.taking:
             raise ApiError(ErrorKind.DRAINING, "this server is shutting down", retry_after_s=RETRY_AFTER_S)
         request = Request(scope, receive)
         check_headers(request.headers)

@@ -71,11 +71,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._takes_no_more = False
         """What comes is no longer looked at; the connection closes behind the requests there are."""
         self._stall: _Stall | None = None
+        self._is_finishing = False
 
     def finish_after_response(self) -> None:
-        """Closes the connection when the response that is under way is complete; an idle one stays."""
+        """Closes the connection when the response that is under way is complete, or, when it is idle, the next one."""
+        self._is_finishing = True
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
+
+    def close_if_idle(self) -> None:
+        """Closes the connection if no request is being answered or has begun to come."""
+        if not self._open_cycles() and not self._head_is_open:
+            self.transport.close()
 
     def end(self) -> None:
         """Closes the connection; what is being answered ends as if the caller had left."""
@@ -167,6 +174,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._cycles = self._open_cycles()
         super().on_headers_complete()
         self._cycles.append(self.cycle)
+        if self._is_finishing:
+            self.cycle.keep_alive = False
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn would not hear that the caller leaves
 

@@ -60,7 +60,7 @@ class HttpServer:
             connection.cut_if_stalled(now_s, self._stall_timeout_s)
 
     def stop_listening(self) -> None:
-        """Takes no new connections; those there are end with their present response, if they have one."""
+        """Takes no new connections; those there are end with their present response, or else with their next one."""
         self._stall_timeout_s = DRAINING_STALL_TIMEOUT_S
         for server in self._server.servers:
             server.close()
@@ -72,6 +72,17 @@ class HttpServer:
         while self._state.tasks:
             await asyncio.wait(set(self._state.tasks))
 
+    def close_idle(self) -> None:
+        """Closes the connections on which no request is being answered or has begun to come."""
+        for connection in self._connections():
+            connection.close_if_idle()
+
+    async def left(self) -> None:
+        """Waits until no connection is open."""
+        while self._state.connections:
+            self._state.emptied.clear()
+            await self._state.emptied.wait()
+
     async def close(self, timeout_s: float) -> None:
         """Ends what still runs and closes all connections; cuts off who has not read the rest by then."""
         for connection in self._connections():
@@ -79,9 +90,7 @@ class HttpServer:
         try:
             async with asyncio.timeout(timeout_s):
                 await self.idle()
-                while self._state.connections:
-                    self._state.emptied.clear()
-                    await self._state.emptied.wait()
+                await self.left()
         except TimeoutError:
             for task in self._state.tasks:
                 task.cancel()

@@ -120,6 +120,7 @@ class FakeBackend:
         self._script = script
         self.ready = True
         self.draining = False
+        self.taking = True
         self.rejections: dict[int, Exception] = {}
         """Submission number (from 0) to what it raises."""
         self.submissions: list[tuple[list[int], SamplingParams, int]] = []
