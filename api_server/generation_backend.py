@@ -88,7 +88,7 @@ class GenerationBackend(Protocol):
 
     @property
     def taking(self) -> bool:
-        """Whether requests are answered; one that shuts down still does so for a moment, for those on their way."""
+        """Whether requests are answered: while it shuts down, those over open connections are, up to its deadline."""
 
     async def model(self, name: str | None) -> ServedModel:
         """The model of this name; None names the only one.

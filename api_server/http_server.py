@@ -60,22 +60,18 @@ class HttpServer:
             connection.cut_if_stalled(now_s, self._stall_timeout_s)
 
     def stop_listening(self) -> None:
-        """Takes no new connections; those there are end with their present response, or else with their next one."""
+        """Takes no new connections; those there are end as soon as their callers can know of it."""
         self._stall_timeout_s = DRAINING_STALL_TIMEOUT_S
+        self._state.is_finishing = True
         for server in self._server.servers:
             server.close()
         for connection in self._connections():
-            connection.finish_after_response()
+            connection.finish()
 
     async def idle(self) -> None:
         """Waits until no request is being answered."""
         while self._state.tasks:
             await asyncio.wait(set(self._state.tasks))
-
-    def close_idle(self) -> None:
-        """Closes the connections on which no request is being answered or has begun to come."""
-        for connection in self._connections():
-            connection.close_if_idle()
 
     async def left(self) -> None:
         """Waits until no connection is open."""

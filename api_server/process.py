@@ -31,10 +31,6 @@ logger = logging.getLogger("shoal.api_server")
 
 ERROR_EVENT_GRACE_S = 2.0
 """After the drain's deadline, for the routes to tell their callers."""
-FAREWELL_S = 1.0
-"""At the beginning of a drain: requests that come over connections which are open already are still answered, with a
-word that the connection closes. A caller that sends one after the other, as most do, has left by then without an
-error; connections that stay idle are then closed, as any keep-alive connection may be."""
 HURRIED_GRACE_S = 0.25
 """The same after a second signal: enough for callers who read."""
 CLOSE_TIMEOUT_S = 1.0
@@ -128,15 +124,11 @@ async def _tick(client: EngineClient, server: HttpServer, uploads: Uploads) -> N
 async def drain(client: EngineClient, server: HttpServer, timeout_s: float, hurried: asyncio.Event) -> None:
     """Stops listening, lets open requests finish, ends what is left at the deadline, or at once when hurried."""
     logger.info("draining: open requests have %.0f s", timeout_s)
-    clock = asyncio.get_running_loop().time
-    deadline_s = clock() + timeout_s
     client.start_draining()
     server.stop_listening()
-    await _is_done_within(server.left(), min(FAREWELL_S, timeout_s), hurried)
-    client.stop_taking()
-    server.close_idle()
-    if not await _is_done_within(server.idle(), deadline_s - clock(), hurried):
+    if not await _is_done_within(server.left(), timeout_s, hurried):
         logger.warning("ending the requests that are left")
+        client.stop_taking()
         client.fail_all("the server is shutting down")
         if hurried.is_set() or not await _is_done_within(server.idle(), ERROR_EVENT_GRACE_S, hurried):
             await _is_done_within(server.idle(), HURRIED_GRACE_S, asyncio.Event())
@@ -147,7 +139,7 @@ async def drain(client: EngineClient, server: HttpServer, timeout_s: float, hurr
 async def _is_done_within(wait: Coroutine[Any, Any, None], timeout_s: float, hurried: asyncio.Event) -> bool:
     done = asyncio.create_task(wait)
     hurry = asyncio.create_task(hurried.wait())
-    await asyncio.wait((done, hurry), timeout=max(timeout_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((done, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     is_done = done.done()
     for waiter in (done, hurry):
         waiter.cancel()
