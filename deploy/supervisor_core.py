@@ -243,7 +243,7 @@ class Supervisor:
             self._stage += 1
             self._stage_deadline_s = now_s + self._stage_timeout_s
             for process in self._living(self._stage):
-                if process.state is not ProcessState.ENDING:  # a rollout has asked it before
+                if process.state not in (ProcessState.ENDING, ProcessState.KILLED):  # a rollout has asked it before
                     process.move(ProcessState.ENDING)
                     commands.append(Terminate(process.name))
         if not self._finished and all(p.state is ProcessState.GONE for p in self._processes.values()):
