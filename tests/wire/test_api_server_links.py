@@ -345,7 +345,7 @@ async def test_an_engine_core_that_forgets_a_deadline_is_reminded(
     assert (await cluster.coordinator.next(Abort)).keys == [request.key]
 
 
-async def test_a_generation_that_ends_in_time_leaves_no_timer(
+async def test_a_generation_that_ends_in_time_does_not_end_again(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cluster.coordinator is not None

@@ -62,8 +62,8 @@ def test_what_was_not_used_comes_back() -> None:
 def test_only_its_own_api_server_can_end_a_reservation_and_only_once() -> None:
     owner = limits()
     assert route(owner, request("a", prompt=500))
-    for client in (2, 1, 1):
-        owner.ended(ClientIndex(client), RequestId("a"), 10, 0.0)
+    for client, tokens in ((2, 0), (1, 10), (1, 20)):
+        owner.ended(ClientIndex(client), RequestId("a"), tokens, 0.0)
     assert owner.states() == [TenantState("team", 1, 510, 0)]
 
 
