@@ -32,6 +32,10 @@ class ApiServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="seconds a request may take that does not say so itself (X-Request-Timeout)"),
     ] = None
+    resume_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="seconds a running request that has lost its engine core waits for another"),
+    ] = 120.0
     drain_timeout_s: Annotated[float, Meta(ge=0, description="after SIGTERM, seconds for open requests to finish")] = (
         30.0
     )

@@ -61,6 +61,8 @@ class SupervisedProcess:
         self.ready_since_s: float | None = None
         self.was_ever_ready = False
         self.failures = 0
+        self.is_condemned = False
+        """Hung, and sent SIGKILL; its exit has not been seen yet."""
         self.returns = False
         """While ending: whether it is started again."""
         self.ending_deadline_s: float | None = None
@@ -89,9 +91,14 @@ class SupervisedProcess:
     def end_as_asked(self, now_s: float) -> None:
         """It has exited. No failure, however it did."""
         self.ending_deadline_s = None
+        self.is_condemned = False
         self.ready_since_s = None
         self.restart_at_s = now_s
         self.move(ProcessState.BACKING_OFF if self.returns else ProcessState.GONE)
+
+    def condemn(self) -> None:
+        """It does nothing any more and is sent SIGKILL."""
+        self.is_condemned = True
 
     def end(self, code: int, now_s: float) -> float:
         """Takes its exit code, counts a failure if it is one, schedules the restart; returns the delay in seconds."""
@@ -104,6 +111,7 @@ class SupervisedProcess:
             self.failures += 1
             if self.failures > 1:
                 delay_s = min(FIRST_DELAY_S * 2 ** (self.failures - 2), LONGEST_DELAY_S)
+        self.is_condemned = False
         self.move(ProcessState.BACKING_OFF)
         self.restart_at_s = now_s + delay_s
         return delay_s

@@ -25,11 +25,13 @@ from deploy.coordinator_notices import CoordinatorNotices
 from deploy.launch import SIMULATED, Launch, ProcessSpec, hub_name, pull_spec
 from deploy.load_display import LoadDisplay
 from deploy.run_directory import RunDirectory, remove_stale
+from deploy.silence_watch import SilenceWatch
 from deploy.start_checks import StartError, check_machine, check_options
 from deploy.supervised_process import Role
-from deploy.supervisor_core import Supervisor, describe_exit
+from deploy.supervisor_core import FAILURES_BEFORE_READY, Supervisor, describe_exit
 from deploy.supervisor_events import (
     AnnounceFailure,
+    AnnounceHung,
     AnnounceOverdue,
     AnnounceReady,
     AnnounceRestart,
@@ -38,6 +40,7 @@ from deploy.supervisor_events import (
     Event,
     Exited,
     Finish,
+    Hung,
     Kill,
     Ready,
     Report,
@@ -50,6 +53,7 @@ from deploy.supervisor_events import (
 )
 from protocol.errors import AddressError
 from protocol.lifeline import Notice
+from protocol.messages import MemberProcess
 
 logger = logging.getLogger("shoal.supervisor")
 
@@ -152,6 +156,7 @@ class Cluster:
         self._events = events
         self._ready_line = ready_line
         self._notices = CoordinatorNotices(directory.clients)
+        self._silence = SilenceWatch(directory.cluster, time.monotonic)
         self._control = ControlServer(self._on_request)
         self._display = LoadDisplay()
         self._children: dict[str, Child] = {}
@@ -165,15 +170,20 @@ class Cluster:
         """Runs until all processes are gone; returns the exit code."""
         try:
             async with asyncio.TaskGroup() as tasks:  # whichever fails ends the supervisor, and that its children
-                notices = tasks.create_task(self._notices.run(), name="coordinator notices")
+                links = [
+                    tasks.create_task(self._notices.run(), name="coordinator notices"),
+                    tasks.create_task(self._silence.run(self._on_silent), name="silence watch"),
+                ]
                 exit_code = await self._handle_events(tasks)
-                notices.cancel()
+                for link in links:
+                    link.cancel()
             return exit_code
         finally:
             for child in self._children.values():
                 child.kill()
             self._notices.close()
             self._control.close()
+            self._silence.close()
 
     def _on_request(self, request: ControlRequest, ticket: int) -> None:
         try:
@@ -229,7 +239,7 @@ class Cluster:
                 case Answer(ticket, ok, text):
                     logger.log(logging.INFO if ok else logging.WARNING, "asked to change the cluster: %s", text)
                     self._control.answer(ticket, Done(ok, text))
-                case AnnounceReady() | AnnounceRestart() | AnnounceFailure() | AnnounceOverdue():
+                case AnnounceReady() | AnnounceRestart() | AnnounceFailure() | AnnounceOverdue() | AnnounceHung():
                     self._announce(command)
                 case _:
                     assert_never(command)
@@ -261,6 +271,11 @@ class Cluster:
         self._display.forget(name)
         self._events.put_nowait(Exited(name, code))
 
+    def _on_silent(self, process: MemberProcess) -> None:
+        child = self._children.get(process.name)
+        if child is not None and child.pid == process.pid:  # not another machine's, nor the next one of this name
+            self._events.put_nowait(Hung(process.name))
+
     def _on_notice(self, name: str, notice: Notice, ready_state: str) -> None:
         self._display.update(name, notice, time.monotonic())
         if notice.state == "failed":
@@ -268,19 +283,23 @@ class Cluster:
         if notice.state == ready_state:
             self._events.put_nowait(Ready(name))
 
-    def _announce(self, news: AnnounceReady | AnnounceRestart | AnnounceFailure | AnnounceOverdue) -> None:
+    def _announce(
+        self, news: AnnounceReady | AnnounceRestart | AnnounceFailure | AnnounceOverdue | AnnounceHung
+    ) -> None:
         match news:
             case AnnounceReady():
                 print(self._ready_line, flush=True)
             case AnnounceRestart(name, code, delay_s, failures):
                 how = describe_exit(code)
-                logger.warning(
-                    "%s ended %s (failures in a row: %d); starting it again in %.1f s", name, how, failures, delay_s
-                )
+                level = logging.ERROR if failures >= FAILURES_BEFORE_READY else logging.WARNING
+                text = "%s ended %s (failures in a row: %d); starting it again in %.1f s"
+                logger.log(level, text, name, how, failures, delay_s)
             case AnnounceFailure(name, message):
                 reason = self._reasons.get(name)
                 self._failure = message if reason is None else f"{message}: {reason}"
                 logger.error("%s: ending all", message)
+            case AnnounceHung(name):
+                logger.warning("%s does nothing any more, says the coordinator: killing it", name)
             case AnnounceOverdue(name):
                 logger.warning("%s is not gone by its deadline: killing it", name)
             case _:

@@ -22,6 +22,7 @@ from deploy.rollout import Add, CannotChange, Rollout, plan
 from deploy.supervised_process import ALIVE, ProcessState, Role, SupervisedProcess
 from deploy.supervisor_events import (
     AnnounceFailure,
+    AnnounceHung,
     AnnounceOverdue,
     AnnounceReady,
     AnnounceRestart,
@@ -30,6 +31,7 @@ from deploy.supervisor_events import (
     Event,
     Exited,
     Finish,
+    Hung,
     Kill,
     Ready,
     Report,
@@ -79,6 +81,8 @@ class Supervisor:
                 return [] if process is None else self._on_ready(process, now_s)
             case Exited(name, code):
                 return self._on_exit(self._processes[name], code, now_s)
+            case Hung(name):
+                return self._on_hung(self._processes.get(name))
             case StopRequested():
                 return self._kill_all() if self.is_ending else self._end(0, now_s)
             case Requested():
@@ -162,6 +166,12 @@ class Supervisor:
         if process.state is ProcessState.GONE:
             del self._processes[process.name]
         return self._start_due(now_s)
+
+    def _on_hung(self, process: SupervisedProcess | None) -> list[Command]:
+        if process is None or process.state is not ProcessState.READY or process.is_condemned:
+            return []  # said again before its exit was seen; or it is being ended, which has a deadline of its own
+        process.condemn()
+        return [AnnounceHung(process.name), Kill(process.name)]
 
     def _on_time(self, now_s: float) -> list[Command]:
         if not self.is_ending:

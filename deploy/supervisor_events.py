@@ -21,6 +21,12 @@ class Exited(msgspec.Struct, frozen=True):
     """Exit code; minus the signal's number when a signal ended it."""
 
 
+class Hung(msgspec.Struct, frozen=True):
+    """The coordinator has not heard of the process for too long, and has given it up."""
+
+    name: str
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """SIGTERM or SIGINT came."""
 
@@ -37,7 +43,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     """`next_deadline_s` is reached (or not: nothing happens then)."""
 
 
-Event = Ready | Exited | StopRequested | Requested | TimePassed
+Event = Ready | Exited | Hung | StopRequested | Requested | TimePassed
 
 
 # --- commands -------------------------------------------------------------------------------------------------
@@ -94,6 +100,12 @@ class AnnounceOverdue(msgspec.Struct, frozen=True):
     name: str
 
 
+class AnnounceHung(msgspec.Struct, frozen=True):
+    """A process does nothing any more and is being killed, to be started again."""
+
+    name: str
+
+
 class Finish(msgspec.Struct, frozen=True):
     """All processes are gone."""
 
@@ -124,6 +136,7 @@ Command = (
     | AnnounceRestart
     | AnnounceFailure
     | AnnounceOverdue
+    | AnnounceHung
     | Finish
     | Report
     | Answer

@@ -104,6 +104,13 @@ class EngineState(Message, frozen=True):
     """Requests routed to it that have not ended."""
 
 
+class MemberProcess(Message, frozen=True):
+    """The process behind a member's name."""
+
+    name: str
+    pid: int
+
+
 class TokenAllowance(Message, frozen=True):
     """What a tenant may still ask for, by its tokens per minute."""
 
@@ -149,6 +156,10 @@ class ClientHello(Message, frozen=True):
     """Engine cores that have accepted, unfinished requests of it: each that the coordinator does not know, and does
     not meet within its settling time, or that has cut the streams to it, is answered with EngineLost, so that no
     loss is missed during a reconnect."""
+    requests: list[tuple[RequestKey, Incarnation]] = []
+    """Accepted, unfinished requests of it, each with the engine core that has it by the coordinator's word. A
+    coordinator that may have died between saying so and handing the request on has left it nowhere: the next one
+    answers with RequestsLost for those that their engine core does not know."""
 
 
 class EngineCoreRequest(Message, frozen=True):
@@ -179,6 +190,8 @@ class EngineCoreRequest(Message, frozen=True):
     """Requests with the same key had better run on the same engine core."""
     engine_rank: int = -1
     """Wanted engine core, counted in the order of their indices; -1 for any."""
+    deaths: int = 0
+    """Engine cores that died in a row while they had this request, with no new token of it between."""
     tenant: str = ""
     """Whose limits it counts for: a digest of the caller's API key (protocol.tenants), empty without one."""
 
@@ -202,6 +215,12 @@ class GetCard(Message, frozen=True):
 
 class Heartbeat(Message, frozen=True):
     """I am alive: from an API server each HEARTBEAT_S, and each time back from the coordinator."""
+
+
+class Cleared(Message, frozen=True):
+    """These requests have got new tokens, though engine cores had died with them."""
+
+    keys: list[RequestKey]
 
 
 class RequestEnded(Message, frozen=True):
@@ -271,6 +290,12 @@ class EngineLost(Message, frozen=True):
     engine_index: EngineIndex
     incarnation: Incarnation
     reason: str
+
+
+class RequestsLost(Message, frozen=True):
+    """These requests are not where an earlier coordinator had said, or have just ended there."""
+
+    keys: list[RequestKey]
 
 
 class Card(Message, frozen=True):
@@ -396,6 +421,9 @@ class ClusterSnapshot(Message, frozen=True):
     """Frames that the coordinator dropped as malformed."""
     rejected_total: dict[str, int] = {}
     """Requests refused, by reject reason in lower case."""
+    silent: list[MemberProcess] = []
+    """Engine cores given up because nothing was heard of them, whose processes may still be there: whoever started
+    them had better end them."""
     tenants: list[TenantState] = []
     """Those that have limits."""
 
@@ -416,7 +444,8 @@ TYPE_NUMBERS: dict[type[Message], int] = {
     GetCard: 4,
     Heartbeat: 5,
     ProcessExited: 6,
-    RequestEnded: 7,
+    Cleared: 7,
+    RequestEnded: 8,
     ClientWelcome: 16,
     Accepted: 17,
     Rejected: 18,
@@ -424,6 +453,7 @@ TYPE_NUMBERS: dict[type[Message], int] = {
     Card: 20,
     CardUnknown: 21,
     Refused: 22,
+    RequestsLost: 23,
     EngineHello: 32,
     LoadReport: 33,
     EngineWelcome: 48,
@@ -434,8 +464,12 @@ TYPE_NUMBERS: dict[type[Message], int] = {
 }
 """Never changed, never used again for another message."""
 
-ClientToCoordinator = ClientHello | EngineCoreRequest | Abort | GetCard | Heartbeat | ProcessExited | RequestEnded
-CoordinatorToClient = ClientWelcome | Accepted | Rejected | EngineLost | Card | CardUnknown | Heartbeat | Refused
+ClientToCoordinator = (
+    ClientHello | EngineCoreRequest | Abort | Cleared | GetCard | Heartbeat | ProcessExited | RequestEnded
+)
+CoordinatorToClient = (
+    ClientWelcome | Accepted | Rejected | EngineLost | RequestsLost | Card | CardUnknown | Heartbeat | Refused
+)
 EngineToCoordinator = EngineHello | LoadReport | Card
 CoordinatorToEngine = EngineWelcome | EngineCoreRequest | Abort | Clients | Refused
 EngineToClient = EngineCoreOutputs
