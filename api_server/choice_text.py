@@ -24,7 +24,11 @@ class Finish(msgspec.Struct, frozen=True):
 
     reason: FinishWord
     stop_reason: str | int | None = None
-    """The stop string, or the token of stop_token_ids (as in vLLM); None for the model's own end."""
+    """The stop string, or the token of stop_token_ids (as in vLLM); "timeout" when the deadline cut it short, with
+    reason "length", for clients that know OpenAI's reasons only; None for the model's own end."""
+
+
+OUT_OF_TIME = Finish("length", "timeout")
 
 
 class TextDelta(msgspec.Struct, frozen=True):
@@ -91,11 +95,9 @@ class ChoiceText:
         assert self.completion_tokens >= 0
 
     def _end(self, events: list[Event], reason: FinishReason, stop_reason: int | None) -> None:
-        assert reason in (FinishReason.STOP, FinishReason.LENGTH)
-        is_cut_off = reason is FinishReason.LENGTH
-        if not self._add(events, self._parser.finish(is_cut_off)):
+        if not self._add(events, self._parser.finish(is_cut_off=reason is not FinishReason.STOP)):
             append_joined(events, Content(self._stops.finish()))
-            self.finish = Finish("length" if is_cut_off else self._stop_word, stop_reason)
+            self.finish = _finish(reason, stop_reason, self._stop_word)
 
     def _add(self, events: list[Event], found: list[Event]) -> bool:
         """Appends what the parser found. Whether that ended the choice: a stop string, or the only call."""
@@ -131,3 +133,13 @@ class ChoiceText:
 def content_of(events: Iterable[Event]) -> str:
     """The answer's text, without thoughts and calls."""
     return "".join(event.text for event in events if isinstance(event, Content))
+
+
+def _finish(reason: FinishReason, stop_reason: int | None, word_at_a_stop: FinishWord) -> Finish:
+    match reason:
+        case FinishReason.STOP:
+            return Finish(word_at_a_stop, stop_reason)
+        case FinishReason.TIMEOUT:
+            return OUT_OF_TIME
+        case _:
+            return Finish("length", stop_reason)
