@@ -17,6 +17,7 @@ from protocol.messages import (
     EngineWelcome,
     LoadReport,
     Refused,
+    RequestsLost,
 )
 
 
@@ -46,6 +47,7 @@ class EngineLink:
         self._liveness.heard(identity, now_s)
         match message:
             case LoadReport():
+                self._dispatcher.computed(engine, message.load, now_s)
                 if engine.reported(message.load, message.adds_received):
                     self._publisher.engine_changed(identity)
                 self._dispatcher.finished(engine, message.finished, now_s)
@@ -56,13 +58,13 @@ class EngineLink:
             case _:
                 assert_never(message)
 
-    def lose(self, identity: Identity, reason: str, may_return: bool = True) -> None:
+    def lose(self, identity: Identity, reason: str, may_return: bool = True, is_silent: bool = False) -> None:
         """Gives an engine core up, and with it its requests. No effect when there is none with this identity."""
         engine = self._engines.find(identity)
         if engine is None:
             return
         keys = self._dispatcher.engine_gone(engine)
-        self._engines.leave(engine, keys, may_return)
+        self._engines.leave(engine, keys, may_return, is_silent)
         self._liveness.forget(identity)
         for client in self._clients:
             self._outbox.to_client(client.identity, EngineLost(engine.index, engine.hello.incarnation, reason))
@@ -114,6 +116,7 @@ class EngineLink:
         if is_inherited:
             self._tell_whom_it_has_cut_off(engine)
             self._dispatcher.adopt(engine)
+            self._tell_whose_requests_it_lacks(engine)
         else:
             self._dispatcher.reconcile(engine, hello, ())  # the table has none of it: all that it lists is aborted
         self._note(engine, f"joined with {len(hello.requests)} requests, model {hello.model.name}, pid {hello.pid}")
@@ -126,6 +129,12 @@ class EngineLink:
             has_worked_for_it = any(run.incarnation == incarnation for run in client.hello.engines)
             if has_worked_for_it and client.index not in engine.hello.clients:
                 self._outbox.to_client(client.identity, lost)
+
+    def _tell_whose_requests_it_lacks(self, engine: EngineMember) -> None:
+        """An earlier coordinator had accepted them, and died before it handed them on."""
+        for client in self._clients:
+            if keys := self._dispatcher.lost_requests(client, engine):
+                self._outbox.to_client(client.identity, RequestsLost(keys))
 
     def _displace(self, name: str) -> None:
         older = self._engines.named(name)
