@@ -186,6 +186,8 @@ class ClientCore:
         if generation.is_admitted or reason is RejectReason.DUPLICATE:  # the latter: of us under another client index
             return self._postpone(generation)
         self._end(generation, now_s)
+        if reason is RejectReason.UNKNOWN_MODEL:  # to a coordinator that has just started: we have the model's card
+            reason, retry_after_s = RejectReason.NO_ENGINE, OVERLOAD_RETRY_AFTER_S
         return [Refuse(key.request_id, reason, message, retry_after_s)]
 
     def _postpone(self, generation: LiveGeneration) -> list[Command]:

@@ -11,6 +11,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import (
     PROTOCOL_VERSION,
     Card,
+    Clients,
     EngineHello,
     EngineLost,
     EngineToCoordinator,
@@ -34,6 +35,7 @@ class EngineLink:
         self._settling = parts.settling
         self._publisher = parts.publisher
         self._outbox = parts.outbox
+        self._clients_number = 0
 
     def handle(self, identity: Identity, received: Received[EngineToCoordinator], now_s: float) -> None:
         """Takes a message. Raises ProtocolError, with nothing changed, when its sender must not send it."""
@@ -161,7 +163,9 @@ class EngineLink:
 
     def _send_clients_to(self, engine: EngineMember) -> None:
         if not engine.awaits_clients:
-            self._outbox.to_engine(engine.identity, self._clients.addresses())
+            self._clients_number += 1
+            clients = Clients(self._clients.addresses(), self._clients_number, self._incarnation)
+            self._outbox.to_engine(engine.identity, clients)
 
     def _note(self, engine: EngineMember, what: str) -> None:
         self._outbox.add(Note(f"engine core {engine.hello.name} (index {engine.index}) {what}"))

@@ -79,7 +79,7 @@ SAMPLES: list[Message] = [
     EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5), [ClientIndex(6)]),
     LoadReport(LOAD, 1, [KEY]),
     EngineWelcome(1, RUN, EngineIndex(2), True),
-    Clients([ClientAddress(ClientIndex(1), "a")]),
+    Clients([ClientAddress(ClientIndex(1), "a")], 2, RUN),
     EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT], ClientIndex(3)),
     ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}, [MemberProcess("n", 4)]),
     EngineUpdate(1, STATE),
@@ -109,7 +109,7 @@ GOLDEN: dict[type[Message], str] = {
     ),
     LoadReport: "21939f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d019192a17202",
     EngineWelcome: "309401a16902c3",
-    Clients: "3191919201a161",
+    Clients: "3193919201a16102a169",
     EngineCoreOutputs: "409601a16902cb3fe00000000000009198a17201029103020405a16503",
     ClusterSnapshot: (
         "509701a169919601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d0291a1"
