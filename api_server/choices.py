@@ -46,6 +46,9 @@ class RequestPlan(msgspec.Struct, frozen=True):
     stop_strings: list[str]
     include_stop_str_in_output: bool
     skip_special_tokens: bool
+    deadline_s: float = 0.0
+    """Wall clock; 0 for none."""
+    tenant: str = ""
 
     @property
     def prompt_tokens(self) -> int:
@@ -128,7 +131,14 @@ class Choices:
     async def _submit(self, index: int) -> None:
         plan, choice = self._plan, self._plan.choices[index]
         self._running[index] = await self._backend.submit(
-            plan.model, choice.prompt_ids, choice.sampling, plan.priority, plan.cache_salt, plan.request_prefix
+            plan.model,
+            choice.prompt_ids,
+            choice.sampling,
+            plan.priority,
+            plan.cache_salt,
+            plan.request_prefix,
+            plan.deadline_s,
+            plan.tenant,
         )
 
     def _take(self, index: int, delta: TokenDelta) -> ChoiceDelta:

@@ -25,6 +25,9 @@ CLIENTS = 64
 ENGINES = 4
 MAX_TOKENS = 100
 STRIKE_EVERY_S = 1.0
+EJECTED_AFTER_S = 4.0
+"""A coordinator that dies before it has missed a frozen engine core leaves one that the next one never meets, and
+that nobody ends: this one thing is not done here."""
 
 
 class Strikes:
@@ -63,6 +66,8 @@ class Strikes:
         if strike == "frozen" and role == "coordinator":
             await asyncio.sleep(self._random.uniform(0.2, 4.0))
             victim.resume()  # nobody kills it: it would stay so
+        elif strike == "frozen":
+            await asyncio.sleep(EJECTED_AFTER_S)
         self.counts[f"{role} {strike}"] += 1
 
 
