@@ -7,15 +7,17 @@ core reports its end, its API server aborts it or is gone, or its engine core is
 from collections.abc import Iterable, Sequence
 
 from coordinator.admission import Admission
+from coordinator.block_index import BlockIndex
 from coordinator.clients import ClientMember
 from coordinator.engines import EngineMember, EngineTable, UnseenRequest
 from coordinator.events import Identity, Outbox
 from coordinator.publisher import ClusterPublisher
 from coordinator.request_table import RequestTable, Routed
-from coordinator.routing import Refusal, choose
+from coordinator.router import Route, Router
+from coordinator.routing import Refusal
 from coordinator.settling import Settling
 from coordinator.waiting_room import Submission, WaitingRoom
-from protocol.identifiers import ClientIndex, EngineIndex
+from protocol.identifiers import ClientIndex
 from protocol.messages import Abort, Accepted, EngineHello, Rejected, RejectReason, RequestKey
 
 MAX_EARLY_ABORTS = 16_384
@@ -26,16 +28,23 @@ class Dispatcher:
     """Owner of the request table, of admission, and of what waits while the coordinator settles."""
 
     def __init__(
-        self, engines: EngineTable, settling: Settling, publisher: ClusterPublisher, outbox: Outbox, max_requests: int
+        self,
+        engines: EngineTable,
+        blocks: BlockIndex,
+        settling: Settling,
+        publisher: ClusterPublisher,
+        outbox: Outbox,
+        max_requests: int,
     ) -> None:
         self._engines = engines
+        self._blocks = blocks
         self._outbox = outbox
         self._publisher = publisher
         self._table = RequestTable()
+        self._router = Router(engines, self._table, blocks)
         self._admission = Admission(max_requests)
         self._waiting = WaitingRoom()
         self._early_aborts: dict[RequestKey, None] = {}
-        self._last_chosen = EngineIndex(-1)
         self._settling = settling
         self.rejected_total = {reason.name.lower(): 0 for reason in RejectReason}
 
@@ -78,34 +87,33 @@ class Dispatcher:
 
     def _place(self, submission: Submission, now_s: float) -> EngineMember | None:
         request = submission.request
-        views = [engine.view(self._table.engine_count(engine.identity)) for engine in self._engines]
         model = self._admission.view(request.model, self._table.in_flight(request.model), now_s)
-        choice = choose(request, views, model, self._last_chosen)
-        if isinstance(choice, Refusal):
-            if not self._may_wait(submission, choice):
-                self._reject(submission, choice, now_s)
+        route = self._router.route(request, submission.block_keys, model)
+        if isinstance(route, Refusal):
+            if not self._may_wait(submission, route):
+                self._reject(submission, route, now_s)
             return None
-        self._last_chosen = choice
-        return self._route(submission, self._engines.at(choice))
+        self._follow(route, submission)
+        return route.engine
 
     def _may_wait(self, submission: Submission, refusal: Refusal) -> bool:
         """While settling, the engine core that is missing may just not have said Hello yet."""
         may_wait = (
             self._settling.is_active
-            and refusal.reason in (RejectReason.NO_ENGINE, RejectReason.UNKNOWN_MODEL)
+            and refusal.reason in (RejectReason.NO_ENGINE, RejectReason.UNKNOWN_MODEL, RejectReason.NO_SUCH_ENGINE)
             and self._waiting.has_place_for(submission)
         )
         if may_wait:
             self._waiting.add(submission)
         return may_wait
 
-    def _route(self, submission: Submission, engine: EngineMember) -> EngineMember:
-        request = submission.request
-        routed = Routed(request.key, submission.client.index, engine.identity, request.model)
+    def _follow(self, route: Route, submission: Submission) -> None:
+        request, engine, choice = submission.request, route.engine, route.choice
+        identity, cached_tokens = engine.identity, choice.cached_tokens
+        routed = Routed(request.key, submission.client.index, identity, request.model, cached_tokens, choice.reason)
         self._add(routed)
-        self._send(engine, UnseenRequest(request.key, request.num_prompt_tokens, submission.frames))
+        self._send(engine, UnseenRequest(request.key, request.num_prompt_tokens - cached_tokens, submission.frames))
         self._accept(submission.client, routed)
-        return engine
 
     def _send(self, engine: EngineMember, request: UnseenRequest) -> None:
         engine.sent(request)
@@ -114,7 +122,10 @@ class Dispatcher:
     def _accept(self, client: ClientMember, routed: Routed) -> None:
         engine = self._engines.find(routed.engine)
         assert engine is not None, "the table holds a request of an engine core that is gone"
-        self._outbox.to_client(client.identity, Accepted(routed.key, engine.index, engine.hello.incarnation))
+        accepted = Accepted(
+            routed.key, engine.index, engine.hello.incarnation, routed.expected_cached_tokens, routed.reason
+        )
+        self._outbox.to_client(client.identity, accepted)
 
     def _reject(self, submission: Submission, refusal: Refusal, now_s: float) -> None:
         self.rejected_total[refusal.reason.name.lower()] += 1
@@ -234,6 +245,7 @@ class Dispatcher:
 
     def _remove(self, routed: Routed) -> None:
         self._table.remove(routed)
+        self._blocks.ended(routed.engine, routed.key)
         self._publisher.engine_changed(routed.engine)
 
     def check_invariants(self, clients: set[ClientIndex]) -> None:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from coordinator.block_index import BlockIndex
 from coordinator.card_cache import CardCache
 from coordinator.clients import ClientTable
 from coordinator.dispatcher import Dispatcher
@@ -32,6 +33,7 @@ class Parts(msgspec.Struct, frozen=True):
     settling: Settling
     publisher: ClusterPublisher
     engines: EngineTable
+    blocks: BlockIndex
     clients: ClientTable
     cards: CardCache
     dispatcher: Dispatcher
@@ -44,14 +46,16 @@ def make_parts(settings: Settings, started_s: float) -> Parts:
     settling = Settling(started_s + settings.heartbeat_timeout_s)
     publisher = ClusterPublisher(settings.incarnation)
     engines = EngineTable()
+    blocks = BlockIndex()
     return Parts(
         incarnation=settings.incarnation,
         outbox=outbox,
         settling=settling,
         publisher=publisher,
         engines=engines,
+        blocks=blocks,
         clients=ClientTable(settings.first_client_index),
         cards=CardCache(outbox),
-        dispatcher=Dispatcher(engines, settling, publisher, outbox, settings.max_requests),
+        dispatcher=Dispatcher(engines, blocks, settling, publisher, outbox, settings.max_requests),
         liveness={link: Liveness(settings.heartbeat_timeout_s) for link in Link},
     )

@@ -6,7 +6,7 @@ import msgspec
 
 from coordinator.events import Identity
 from protocol.identifiers import ClientIndex, RequestId
-from protocol.messages import RequestKey
+from protocol.messages import RequestKey, RouteReason
 
 Owner = TypeVar("Owner")
 
@@ -18,6 +18,9 @@ class Routed(msgspec.Struct, frozen=True, gc=False):
     client_index: ClientIndex
     engine: Identity
     model: str
+    expected_cached_tokens: int = 0
+    reason: RouteReason | None = None
+    """None for one that an earlier coordinator has routed."""
 
 
 class RequestTable:

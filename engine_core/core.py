@@ -109,7 +109,14 @@ class EngineCore:
     def take_status(self) -> CoreStatus:
         """Where it stands, with the requests that ended since this was last asked."""
         load = msgspec.structs.replace(self._scheduler.load(), draining=self._settled_s is not None)
-        return CoreStatus(load, self._scheduler.take_ended(), self._adds_handled, self._welcome, self._progressed_s)
+        return CoreStatus(
+            load,
+            self._scheduler.take_ended(),
+            self._adds_handled,
+            self._welcome,
+            self._progressed_s,
+            self._scheduler.take_block_changes(),
+        )
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""

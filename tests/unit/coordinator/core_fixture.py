@@ -26,6 +26,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     Accepted,
+    BlocksChanged,
     Card,
     ClientHello,
     ClientToCoordinator,
@@ -136,6 +137,10 @@ class FakeEngine:
         self, load: Load | None = None, adds_received: int = 0, finished: list[RequestKey] | None = None
     ) -> None:
         self.say(LoadReport(load or Load(), adds_received, finished or []))
+
+    def blocks(self, sequence: int, stored: bytes = b"", evicted: bytes = b"", anew: bool = False) -> list[Message]:
+        """Tells of blocks; returns what came back."""
+        return self.say(BlocksChanged(sequence, anew), stored, evicted)
 
     def card(self) -> None:
         self.say(Card(self.model.card_hash), b"packed card")

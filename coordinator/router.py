@@ -1,0 +1,48 @@
+"""Routes one request after the other: gathers what the policy (coordinator.routing) must know, and notes its choice."""
+
+import msgspec
+
+from coordinator.block_index import BlockIndex
+from coordinator.engines import EngineMember, EngineTable
+from coordinator.request_table import RequestTable
+from coordinator.routing import Candidate, Choice, EngineView, ModelView, Refusal, candidates, choose
+from protocol.identifiers import EngineIndex
+from protocol.messages import EngineCoreRequest
+from protocol.prefix_hash import BLOCK_TOKENS, BlockKeys
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Where a request goes, and why."""
+
+    engine: EngineMember
+    choice: Choice
+
+
+class Router:
+    """Owner of whose turn it is."""
+
+    def __init__(self, engines: EngineTable, table: RequestTable, blocks: BlockIndex) -> None:
+        self._engines = engines
+        self._table = table
+        self._blocks = blocks
+        self._last_chosen = EngineIndex(-1)
+
+    def route(self, request: EngineCoreRequest, keys: BlockKeys, model: ModelView) -> Route | Refusal:
+        """The engine core for a request whose first blocks have these keys; from now on they are expected there."""
+        members = {engine.index: engine for engine in self._engines}
+        views = [engine.view(self._table.engine_count(engine.identity)) for engine in members.values()]
+        able = candidates(request, views, model, self._engines.indexes())
+        if isinstance(able, Refusal):
+            return able
+        among = [self._candidate(view, members[view.index], request, keys) for view in able]
+        choice = choose(request, among, self._last_chosen)
+        self._last_chosen = choice.index
+        engine = members[choice.index]
+        self._blocks.expect(engine.identity, request.key, keys)
+        return Route(engine, choice)
+
+    def _candidate(
+        self, view: EngineView, engine: EngineMember, request: EngineCoreRequest, keys: BlockKeys
+    ) -> Candidate:
+        most = (request.num_prompt_tokens - 1) // BLOCK_TOKENS  # the last token is always computed
+        return Candidate(view, BLOCK_TOKENS * min(self._blocks.matched(engine.identity, keys), most))
