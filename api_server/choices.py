@@ -21,6 +21,7 @@ from api_server.generation_backend import (
     Rejected,
     TokenDelta,
 )
+from api_server.placement import Placement, with_block_keys
 from api_server.served_model import ServedModel
 from api_server.stop_strings import StopStrings
 from protocol.sampling import SamplingParams
@@ -42,6 +43,8 @@ class RequestPlan(msgspec.Struct, frozen=True):
     choices_per_prompt: int
     priority: int
     cache_salt: str
+    placement: Placement
+    """Without block keys."""
     request_prefix: str
     stop_strings: list[str]
     include_stop_str_in_output: bool
@@ -69,6 +72,8 @@ class Choices:
         self._running: dict[int, Collector] = {}
         self._reads: dict[int, asyncio.Future[TokenDelta]] = {}
         """The pending `get` of each running choice, where there are several."""
+        self._placements: list[Placement] = []
+        """Of each prompt: its blocks are hashed once, for all its choices."""
         self._texts = [_choice_text(plan, choice) for choice in plan.choices]
 
     async def __aenter__(self) -> Self:
@@ -83,6 +88,11 @@ class Choices:
 
     async def submit(self) -> None:
         """Returns when all choices are accepted. Raises Rejected, GenerationFailed."""
+        plan = self._plan
+        for choice in plan.choices[:: plan.choices_per_prompt]:
+            self._placements.append(
+                await with_block_keys(plan.placement, plan.model, choice.prompt_ids, plan.cache_salt)
+            )
         tasks = [asyncio.ensure_future(self._submit(index)) for index in range(len(self._plan.choices))]
         try:
             await asyncio.gather(*tasks)
@@ -128,7 +138,13 @@ class Choices:
     async def _submit(self, index: int) -> None:
         plan, choice = self._plan, self._plan.choices[index]
         self._running[index] = await self._backend.submit(
-            plan.model, choice.prompt_ids, choice.sampling, plan.priority, plan.cache_salt, plan.request_prefix
+            plan.model,
+            choice.prompt_ids,
+            choice.sampling,
+            plan.priority,
+            plan.cache_salt,
+            plan.request_prefix,
+            self._placements[index // plan.choices_per_prompt],
         )
 
     def _take(self, index: int, delta: TokenDelta) -> ChoiceDelta:

@@ -5,7 +5,8 @@ Messages of the coordinator and of the engine cores are events as they are; the 
 
 import msgspec
 
-from protocol.identifiers import RequestId
+from api_server.placement import Placement
+from protocol.identifiers import EngineIndex, RequestId
 from protocol.messages import (
     Abort,
     Accepted,
@@ -19,6 +20,7 @@ from protocol.messages import (
     Refused,
     Rejected,
     RejectReason,
+    RouteReason,
 )
 from protocol.sampling import SamplingParams
 
@@ -35,6 +37,7 @@ class Submit(msgspec.Struct, frozen=True):
     """Wall clock."""
     priority: int = 0
     cache_salt: str = ""
+    placement: Placement = Placement()
 
 
 class Abandon(msgspec.Struct, frozen=True):
@@ -99,6 +102,15 @@ class Send(msgspec.Struct, frozen=True):
     buffers: tuple[bytes, ...] = ()
 
 
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """The coordinator has chosen an engine core; comes again when it had to choose again."""
+
+    request_id: RequestId
+    engine_index: EngineIndex
+    reason: RouteReason
+    expected_cached_tokens: int
+
+
 class Admit(msgspec.Struct, frozen=True):
     """The generation runs; tokens follow."""
 
@@ -145,4 +157,4 @@ class Leave(msgspec.Struct, frozen=True):
     reason: str
 
 
-Command = Send | Admit | Refuse | Deliver | Fail | Forget | Leave
+Command = Send | Placed | Admit | Refuse | Deliver | Fail | Forget | Leave

@@ -22,6 +22,7 @@ from api_server.client_events import (
     Leave,
     LinkDown,
     NotSent,
+    Placed,
     Refuse,
     SecondPassed,
     Send,
@@ -35,6 +36,7 @@ from api_server.heap import return_free_memory
 from api_server.knowledge import Knowledge
 from api_server.links import Incoming, Links
 from api_server.metrics import Metrics
+from api_server.placement import Placement
 from api_server.served_model import ServedModel
 from protocol.card import unpack_card
 from protocol.codec import Frame, pack_token_ids
@@ -74,7 +76,7 @@ class _Generation:
 
 
 def _build_model(card_hash: str, packed: Frame) -> ServedModel:
-    model = ServedModel(unpack_card(packed, card_hash))
+    model = ServedModel(unpack_card(packed, card_hash), card_hash)
     return_free_memory()
     return model
 
@@ -142,13 +144,14 @@ class EngineClient:
         priority: int,
         cache_salt: str,
         request_prefix: str,
+        placement: Placement,
     ) -> Collector:
         """See GenerationBackend."""
         request_id = new_request_id(request_prefix)
         observer = self._metrics.generation_began(model.name, len(prompt_ids), self._clock())
         generation = self._generations[request_id] = _Generation(request_id, observer)
         prompt = pack_token_ids(prompt_ids)
-        self._handle(Submit(request_id, model.name, prompt, sampling, wall_clock_s(), priority, cache_salt))
+        self._handle(Submit(request_id, model.name, prompt, sampling, wall_clock_s(), priority, cache_salt, placement))
         try:
             await asyncio.wait((generation.admission,), timeout=self._admission_timeout_s)
         except asyncio.CancelledError:
@@ -278,6 +281,8 @@ class EngineClient:
             case Send(message, buffers):
                 if not self._links.send(message, buffers):
                     self._explain_unsent(message)
+            case Placed():
+                self._note_place(command)
             case Admit(request_id):
                 self._generations[request_id].admission.set_result(None)
             case Refuse(request_id, reason, text, retry_after_s):
@@ -294,11 +299,15 @@ class EngineClient:
             case _:
                 assert_never(command)
 
+    def _note_place(self, placed: Placed) -> None:
+        observer = self._generations[placed.request_id].observer
+        self._metrics.generation_placed(observer, placed.engine_index, placed.reason, placed.expected_cached_tokens)
+
     def _deliver(self, delivery: Deliver) -> None:
         generation = self._generations[delivery.request_id]
         generation.collector.put(delivery)
         now_s = self._clock()
-        generation.observer.delivered(len(delivery.token_ids), now_s)
+        generation.observer.delivered(len(delivery.token_ids), now_s, delivery.cached_tokens)
         if delivery.finish_reason is not None:
             del self._generations[delivery.request_id]
             self._metrics.generation_ended(generation.observer, delivery.finish_reason, now_s)

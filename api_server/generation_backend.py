@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from api_server.placement import Placement
 from api_server.served_model import ServedModel
 from protocol.messages import FinishReason, RejectReason
 from protocol.sampling import SamplingParams
@@ -101,6 +102,7 @@ class GenerationBackend(Protocol):
         priority: int,
         cache_salt: str,
         request_prefix: str,
+        placement: Placement,
     ) -> Collector:
         """Hands a generation to the cluster and returns once it is accepted.
 

@@ -98,7 +98,15 @@ class LiveGeneration:
             arrival_time_s=submit.arrival_time_s,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
+            session_key=submit.placement.session_key,
+            engine_rank=submit.placement.engine_rank,
         )
+
+    @property
+    def buffers(self) -> tuple[bytes, ...]:
+        """What goes with that message: the prompt, and the keys of its blocks if it has any."""
+        prompt, keys = self.submit.prompt, self.submit.placement.block_keys
+        return (prompt, keys) if keys else (prompt,)
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -15,6 +15,7 @@ from api_server.engine_client import ClusterRefusedUs, EngineClient
 from api_server.generation_backend import AbortCause, Collector, GenerationFailed, NoModel, Rejected, UnknownModel
 from api_server.links import Links
 from api_server.metrics import Metrics
+from api_server.placement import Placement
 from protocol.addresses import CLIENTS, CLUSTER, ipc_address
 from protocol.codec import encode
 from protocol.identifiers import EngineIndex, Incarnation
@@ -71,7 +72,9 @@ class Cluster:
         return asyncio.create_task(self._submit(prompt_ids or [0, 1]))
 
     async def _submit(self, prompt_ids: list[int]) -> Collector:
-        return await self.client.submit(await self.client.model("tiny"), prompt_ids, SAMPLING, 0, "", "cmpl")
+        return await self.client.submit(
+            await self.client.model("tiny"), prompt_ids, SAMPLING, 0, "", "cmpl", Placement()
+        )
 
     async def close(self) -> None:
         self.client.check_invariants()

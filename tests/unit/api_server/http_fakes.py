@@ -20,6 +20,7 @@ from api_server.generation_backend import (
     TokenDelta,
     UnknownModel,
 )
+from api_server.placement import Placement
 from api_server.served_model import ServedModel
 from api_server.uploads import Uploads
 from protocol.card import GenerationDefaults, ModelCard
@@ -124,6 +125,7 @@ class FakeBackend:
         """Submission number (from 0) to what it raises."""
         self.submissions: list[tuple[list[int], SamplingParams, int]] = []
         self.cache_salts: list[str] = []
+        self.placements: list[Placement] = []
         self.collectors: list[FakeCollector] = []
         self.aborts: list[tuple[list[int], AbortCause]] = []
         """Submission numbers and cause of each call of abort."""
@@ -158,10 +160,12 @@ class FakeBackend:
         priority: int,
         cache_salt: str,
         request_prefix: str,
+        placement: Placement,
     ) -> FakeCollector:
         number = len(self.submissions)
         self.submissions.append((list(prompt_ids), sampling, priority))
         self.cache_salts.append(cache_salt)
+        self.placements.append(placement)
         collector = FakeCollector(self._script(number, prompt_ids, sampling))
         self.collectors.append(collector)
         self._tell()
@@ -198,7 +202,7 @@ class FakeMetrics:
 @functools.cache
 def tiny_model() -> ServedModel:
     """The served model of most tests."""
-    return ServedModel(make_card())
+    return ServedModel(make_card(), "hash")
 
 
 def ids(text: str) -> list[int]:
