@@ -8,6 +8,7 @@ It is knowledge for a choice, no promise: when it is wrong, by a report on its w
 where it need not have been, and its answer is the same.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -21,6 +22,20 @@ MAX_BLOCKS = 2_000_000
 one that it told of first; what is expected beyond it is not noted."""
 
 
+MAX_ENDS = 65_536
+"""Blocks of an engine core at which requests are counted (see Match); at the limit the one counted longest ago goes."""
+
+
+class Match(msgspec.Struct, frozen=True, gc=False):
+    """What an engine core has of a prompt."""
+
+    blocks: int = 0
+    """From the first on."""
+    requests: int = 0
+    """Requests that were sent there and had just these blocks in common with what was there: what many begin with and
+    then go on differently (a system prompt, say) has many, what one conversation has said has one or none."""
+
+
 class EngineBlocks:
     """Owner of what is known of one engine core."""
 
@@ -30,6 +45,8 @@ class EngineBlocks:
         self._expected: dict[BlockKey, RequestKey] = {}
         """Blocks not stored yet, each with the request that brings it."""
         self._of_request: dict[RequestKey, list[BlockKey]] = {}
+        self._ends: OrderedDict[BlockKey, int] = OrderedDict()
+        """Requests by the last block that was there when they were sent; the one counted last is at the end."""
 
     def __len__(self) -> int:
         return len(self._stored) + len(self._expected)
@@ -37,11 +54,13 @@ class EngineBlocks:
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._stored or key in self._expected
 
-    def matched(self, keys: Sequence[BlockKey]) -> int:
-        """How many of a prompt's blocks are there, from the first on.
+    def match(self, keys: Sequence[BlockKey]) -> Match:
+        """What is there of a prompt."""
+        blocks = self._matched(keys)
+        return Match(blocks, self._ends.get(keys[blocks - 1], 0)) if blocks else Match()
 
-        An engine core stores no block without those before it, so it is found by halving, in 10 steps for 1,000.
-        """
+    def _matched(self, keys: Sequence[BlockKey]) -> int:
+        """An engine core stores no block without those before it, so it is found by halving, in 10 steps for 1,000."""
         present, missing = -1, len(keys)
         while missing - present > 1:
             middle = (present + missing) // 2
@@ -53,10 +72,18 @@ class EngineBlocks:
 
     def expect(self, request: RequestKey, keys: Sequence[BlockKey], room: int) -> None:
         """A request was sent there that will bring these blocks; at most `room` new ones are noted."""
-        new = keys[self.matched(keys) :][: max(0, room)]
+        blocks = self._matched(keys)
+        if blocks:
+            self._count(keys[blocks - 1])
+        new = keys[blocks : blocks + max(0, room)]
         if new:
             self._expected.update(dict.fromkeys(new, request))
             self._of_request[request] = list(new)
+
+    def _count(self, key: BlockKey) -> None:
+        self._ends[key] = self._ends.pop(key, 0) + 1
+        if len(self._ends) > MAX_ENDS:
+            self._ends.popitem(last=False)
 
     def ended(self, request: RequestKey) -> None:
         """What it has not brought will not come."""
@@ -90,6 +117,7 @@ class EngineBlocks:
 
     def check_invariants(self) -> None:
         """Raises AssertionError when something is expected of no request."""
+        assert len(self._ends) <= MAX_ENDS
         assert not self._stored.keys() & self._expected.keys()
         assert all(key in self._of_request[request] for key, request in self._expected.items())
 
@@ -132,10 +160,10 @@ class BlockIndex:
         self._keep_to_limit()
         return True
 
-    def matched(self, engine: Identity, keys: Sequence[BlockKey]) -> int:
-        """How many of a prompt's blocks are there, from the first on; 0 for an engine core that stores none."""
+    def match(self, engine: Identity, keys: Sequence[BlockKey]) -> Match:
+        """What an engine core has of a prompt; nothing if it stores none."""
         member = self._members.get(engine)
-        return 0 if member is None else member.blocks.matched(keys)
+        return Match() if member is None else member.blocks.match(keys)
 
     def expect(self, engine: Identity, request: RequestKey, keys: Sequence[BlockKey]) -> None:
         """A request was sent there that will bring these blocks, if it stores any."""

@@ -109,10 +109,17 @@ class Dispatcher:
 
     def _follow(self, route: Route, submission: Submission) -> None:
         request, engine, choice = submission.request, route.engine, route.choice
-        identity, cached_tokens = engine.identity, choice.cached_tokens
-        routed = Routed(request.key, submission.client.index, identity, request.model, cached_tokens, choice.reason)
+        routed = Routed(
+            key=request.key,
+            client_index=submission.client.index,
+            engine=engine.identity,
+            model=request.model,
+            prefill_tokens=request.num_prompt_tokens - choice.cached_tokens,
+            expected_cached_tokens=choice.cached_tokens,
+            reason=choice.reason,
+        )
         self._add(routed)
-        self._send(engine, UnseenRequest(request.key, request.num_prompt_tokens - cached_tokens, submission.frames))
+        self._send(engine, UnseenRequest(request.key, routed.prefill_tokens, submission.frames))
         self._accept(submission.client, routed)
 
     def _send(self, engine: EngineMember, request: UnseenRequest) -> None:
@@ -190,19 +197,21 @@ class Dispatcher:
     def adopt(self, engine: EngineMember) -> None:
         """Takes over, while settling, the requests of an engine core that an earlier coordinator knew."""
         unwanted = []
-        for key, client_index, _ in engine.hello.requests:
-            if key in self._early_aborts or not self._adopt_one(engine, key, client_index):
+        for key, client_index, num_prompt_tokens in engine.hello.requests:
+            if key in self._early_aborts or not self._adopt_one(engine, key, client_index, num_prompt_tokens):
                 unwanted.append(key)
         self._abort_on(engine, unwanted)
 
-    def _adopt_one(self, engine: EngineMember, key: RequestKey, client_index: ClientIndex) -> bool:
+    def _adopt_one(
+        self, engine: EngineMember, key: RequestKey, client_index: ClientIndex, num_prompt_tokens: int
+    ) -> bool:
         other = self._table.find(key.request_id)
         if other is not None:
             if other.key.attempt >= key.attempt:
                 return False
             self._remove(other)
             self._outbox.to_engine(other.engine, Abort([other.key]))
-        self._add(Routed(key, client_index, engine.identity, engine.hello.model.name))
+        self._add(Routed(key, client_index, engine.identity, engine.hello.model.name, num_prompt_tokens))
         return True
 
     def reconcile(self, engine: EngineMember, hello: EngineHello, unseen: Sequence[UnseenRequest]) -> None:

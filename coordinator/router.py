@@ -30,7 +30,7 @@ class Router:
     def route(self, request: EngineCoreRequest, keys: BlockKeys, model: ModelView) -> Route | Refusal:
         """The engine core for a request whose first blocks have these keys; from now on they are expected there."""
         members = {engine.index: engine for engine in self._engines}
-        views = [engine.view(self._table.engine_count(engine.identity)) for engine in members.values()]
+        views = [self._view(engine) for engine in members.values()]
         able = candidates(request, views, model, self._engines.indexes())
         if isinstance(able, Refusal):
             return able
@@ -41,8 +41,13 @@ class Router:
         self._blocks.expect(engine.identity, request.key, keys)
         return Route(engine, choice)
 
+    def _view(self, engine: EngineMember) -> EngineView:
+        identity = engine.identity
+        return engine.view(self._table.engine_count(identity), self._table.prefill_tokens(identity))
+
     def _candidate(
         self, view: EngineView, engine: EngineMember, request: EngineCoreRequest, keys: BlockKeys
     ) -> Candidate:
+        match = self._blocks.match(engine.identity, keys)
         most = (request.num_prompt_tokens - 1) // BLOCK_TOKENS  # the last token is always computed
-        return Candidate(view, BLOCK_TOKENS * min(self._blocks.matched(engine.identity, keys), most))
+        return Candidate(view, BLOCK_TOKENS * min(match.blocks, most), match.requests)

@@ -235,7 +235,7 @@ class RejectReason(enum.IntEnum):
     OVERLOADED = 3
     DUPLICATE = 4
     """A request with this id and attempt is already known."""
-    NO_SUCH_ENGINE = 5
+    NO_SUCH_ENGINE = 6
     """It asks for an engine core that there is not."""
 
 

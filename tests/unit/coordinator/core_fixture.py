@@ -34,6 +34,7 @@ from protocol.messages import (
     EngineHello,
     EngineRun,
     EngineToCoordinator,
+    Heartbeat,
     Load,
     LoadReport,
     Message,
@@ -191,6 +192,9 @@ class FakeClient:
         answers = [m for m in self.core.sent_to(self.identity) if isinstance(m, Accepted | Rejected)]
         assert len(answers) <= 1
         return answers[0] if answers else None
+
+    def heartbeat(self) -> None:
+        self.say(Heartbeat())
 
     def abort(self, *keys: RequestKey) -> None:
         self.say(Abort(list(keys)))

@@ -104,7 +104,7 @@ def test_enum_values_never_change() -> None:
         "UNKNOWN_MODEL": 2,
         "OVERLOADED": 3,
         "DUPLICATE": 4,
-        "NO_SUCH_ENGINE": 5,
+        "NO_SUCH_ENGINE": 6,
     }
     assert {each.name: each.value for each in RouteReason} == {"LOAD": 1, "AFFINITY": 2, "HINT": 3, "RESUME": 4}
 
