@@ -21,7 +21,7 @@ from protocol.messages import (
     LoadReport,
     Refused,
 )
-from protocol.prefix_hash import BLOCK_KEY_BYTES, BlockKeys
+from protocol.prefix_hash import BLOCK_KEY_BYTES, unpack_block_keys
 
 
 class EngineLink:
@@ -66,7 +66,7 @@ class EngineLink:
     def _take_blocks(self, engine: EngineMember, change: BlocksChanged, buffers: Sequence[Frame]) -> None:
         if len(buffers) != 2 or any(len(buffer) % BLOCK_KEY_BYTES for buffer in buffers):
             raise ProtocolError("engines: blocks that are not told in two buffers of whole keys")
-        stored, evicted = (BlockKeys(buffer) for buffer in buffers)
+        stored, evicted = (unpack_block_keys(buffer) for buffer in buffers)
         if not self._blocks.told(engine.identity, change, stored, evicted):
             self._outbox.to_engine(engine.identity, GetBlocks())
 

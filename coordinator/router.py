@@ -1,5 +1,7 @@
 """Routes one request after the other: gathers what the policy (coordinator.routing) must know, and notes its choice."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from coordinator.block_index import BlockIndex
@@ -8,7 +10,7 @@ from coordinator.request_table import RequestTable
 from coordinator.routing import Candidate, Choice, EngineView, ModelView, Refusal, candidates, choose
 from protocol.identifiers import EngineIndex
 from protocol.messages import EngineCoreRequest
-from protocol.prefix_hash import BLOCK_TOKENS, BlockKeys
+from protocol.prefix_hash import BLOCK_TOKENS, BlockKey
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -27,7 +29,7 @@ class Router:
         self._blocks = blocks
         self._last_chosen = EngineIndex(-1)
 
-    def route(self, request: EngineCoreRequest, keys: BlockKeys, model: ModelView) -> Route | Refusal:
+    def route(self, request: EngineCoreRequest, keys: Sequence[BlockKey], model: ModelView) -> Route | Refusal:
         """The engine core for a request whose first blocks have these keys; from now on they are expected there."""
         members = {engine.index: engine for engine in self._engines}
         views = [self._view(engine) for engine in members.values()]
@@ -46,7 +48,7 @@ class Router:
         return engine.view(self._table.engine_count(identity), self._table.prefill_tokens(identity))
 
     def _candidate(
-        self, view: EngineView, engine: EngineMember, request: EngineCoreRequest, keys: BlockKeys
+        self, view: EngineView, engine: EngineMember, request: EngineCoreRequest, keys: Sequence[BlockKey]
     ) -> Candidate:
         match = self._blocks.match(engine.identity, keys)
         most = (request.num_prompt_tokens - 1) // BLOCK_TOKENS  # the last token is always computed

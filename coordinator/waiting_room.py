@@ -9,7 +9,7 @@ from coordinator.events import Identity
 from protocol.codec import Frame
 from protocol.identifiers import RequestId
 from protocol.messages import EngineCoreRequest
-from protocol.prefix_hash import BlockKeys
+from protocol.prefix_hash import BlockKey, unpack_block_keys
 
 MAX_WAITING = 4096
 MAX_WAITING_BYTES = 64 * 1024 * 1024
@@ -29,9 +29,9 @@ class Submission(msgspec.Struct, frozen=True):
         return sum(map(len, self.frames))
 
     @property
-    def block_keys(self) -> BlockKeys:
+    def block_keys(self) -> list[BlockKey]:
         """Those of its prompt, as many as its sender knew."""
-        return BlockKeys(self.frames[3] if len(self.frames) > 3 else b"")
+        return unpack_block_keys(self.frames[3]) if len(self.frames) > 3 else []
 
 
 class WaitingRoom:

@@ -7,7 +7,7 @@ whether others have sent it.
 
 import hashlib
 from collections.abc import Sequence
-from typing import NewType, overload
+from typing import NewType
 
 from protocol.codec import TOKEN_ID_BYTES, Frame, pack_token_ids
 
@@ -76,25 +76,8 @@ def is_fit_for(packed_keys: Frame, num_prompt_tokens: int) -> bool:
     )
 
 
-class BlockKeys(Sequence[BlockKey]):
-    """Packed keys as a sequence, cut out one by one when they are asked for."""
-
-    def __init__(self, packed: Frame = b"") -> None:
-        """Its length must be a multiple of BLOCK_KEY_BYTES."""
-        assert len(packed) % BLOCK_KEY_BYTES == 0
-        self._packed = bytes(packed)
-
-    def __len__(self) -> int:
-        return len(self._packed) // BLOCK_KEY_BYTES
-
-    @overload
-    def __getitem__(self, place: int) -> BlockKey: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[BlockKey]: ...
-
-    def __getitem__(self, place: int | slice) -> BlockKey | list[BlockKey]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        start = range(len(self))[place] * BLOCK_KEY_BYTES
-        return BlockKey(self._packed[start : start + BLOCK_KEY_BYTES])
+def unpack_block_keys(packed_keys: Frame) -> list[BlockKey]:
+    """One by one; the length must be a multiple of BLOCK_KEY_BYTES."""
+    assert len(packed_keys) % BLOCK_KEY_BYTES == 0
+    packed = bytes(packed_keys)
+    return [BlockKey(packed[start : start + BLOCK_KEY_BYTES]) for start in range(0, len(packed), BLOCK_KEY_BYTES)]

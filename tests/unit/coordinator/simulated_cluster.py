@@ -15,7 +15,7 @@ from core_fixture import Core, FakeClient, FakeEngine, key
 from coordinator.events import Command, Event
 from protocol.codec import pack_token_ids
 from protocol.messages import Accepted, Load, RouteReason
-from protocol.prefix_hash import BLOCK_TOKENS, BlockKey, BlockKeys, packed_block_keys, prefix_root
+from protocol.prefix_hash import BLOCK_TOKENS, BlockKey, packed_block_keys, prefix_root, unpack_block_keys
 
 PREFILL_TOKENS_PER_S = 2_000.0
 DECODE_S = 1.0
@@ -129,7 +129,7 @@ class CountingEngine:
         return BLOCK_TOKENS * len(list(itertools.takewhile(self._stored.__contains__, keys)))
 
     def _keys(self, tokens: list[int]) -> list[BlockKey]:
-        return list(BlockKeys(packed_block_keys(prefix_root("hash-of-small", "", ""), pack_token_ids(tokens))))
+        return unpack_block_keys(packed_block_keys(prefix_root("hash-of-small", "", ""), pack_token_ids(tokens)))
 
     def _store(self, tokens: list[int]) -> None:
         keys = self._keys(tokens)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from engine_core.block_report import MAX_KEYS_PER_MESSAGE, BlockMessage, BlockReport
 from protocol.messages import BlocksChanged
-from protocol.prefix_hash import BLOCK_KEY_BYTES, BlockHash, BlockKeys, block_key
+from protocol.prefix_hash import BLOCK_KEY_BYTES, BlockHash, block_key, unpack_block_keys
 
 
 def block(number: int) -> BlockHash:
@@ -18,7 +18,7 @@ def told(messages: list[BlockMessage]) -> list[tuple[int, bool, list[int], list[
 
 
 def _numbers(packed: bytes) -> list[int]:
-    return [int.from_bytes(key[:4], "big") for key in BlockKeys(packed)]
+    return [int.from_bytes(key[:4], "big") for key in unpack_block_keys(packed)]
 
 
 def test_changes_are_told_once_and_the_whole_when_asked_for() -> None:
@@ -37,7 +37,8 @@ def test_no_message_has_more_keys_than_the_limit_and_only_the_first_begins_anew(
     report = BlockReport()
     count = 2 * MAX_KEYS_PER_MESSAGE + 1
     pieces = report.take({block(number): True for number in range(count)})
-    assert [len(BlockKeys(piece.buffers[0])) for piece in pieces] == [MAX_KEYS_PER_MESSAGE, MAX_KEYS_PER_MESSAGE, 1]
+    sizes = [len(unpack_block_keys(piece.buffers[0])) for piece in pieces]
+    assert sizes == [MAX_KEYS_PER_MESSAGE, MAX_KEYS_PER_MESSAGE, 1]
     whole = report.whole()
     assert [piece.message for piece in whole] == [BlocksChanged(3, True), BlocksChanged(4), BlocksChanged(5)]
     assert [number for piece in told(whole) for number in piece[2]] == list(range(count))
