@@ -18,8 +18,8 @@ from protocol.messages import BlocksChanged, RequestKey
 from protocol.prefix_hash import BlockKey
 
 MAX_BLOCKS = 2_000_000
-"""Blocks known, of all engine cores, stored or expected: 200 MB (101 bytes each). At the limit the engine core that has most forgets the
-one that it told of first; what is expected beyond it is not noted."""
+"""Blocks known, of all engine cores, stored or expected: 200 MB (101 bytes each). At the limit the engine core that has
+most forgets the one that it told of first; what is expected beyond it is not noted."""
 
 
 MAX_ENDS = 65_536
