@@ -67,6 +67,16 @@ def test_a_block_that_two_requests_bring_is_expected_of_the_first() -> None:
     index.check_invariants()
 
 
+def test_a_block_that_came_and_went_is_expected_of_who_brings_it_again() -> None:
+    index = index_with(E0, ())
+    index.expect(E0, key("first"), keys("a", 4))
+    index.told(E0, BlocksChanged(1), keys("a", 4), ())
+    index.told(E0, BlocksChanged(2), (), keys("a", 4))
+    index.expect(E0, key("second"), keys("a", 4))
+    index.ended(E0, key("first"))
+    assert index.match(E0, keys("a", 4)).blocks == 4
+
+
 def test_nothing_is_expected_of_an_engine_core_that_stores_nothing() -> None:
     index = BlockIndex()
     index.expect(E0, key("r"), keys("a", 4))
