@@ -10,6 +10,7 @@ where it need not have been, and its answer is the same.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -19,8 +20,10 @@ from protocol.prefix_hash import BlockKey
 
 MAX_BLOCKS = 2_000_000
 """Blocks known, of all engine cores, stored or expected: 200 MB (101 bytes each). At the limit the engine core that has
-most forgets the one that it told of first; what is expected beyond it is not noted."""
-
+most forgets those that it told of first; what is expected beyond it is not noted."""
+FORGOTTEN_PART = 100
+"""At the limit one in so many is forgotten at once: finding the first entries of a dict from which many were taken is
+slow."""
 
 MAX_ENDS = 65_536
 """Blocks of an engine core at which requests are counted (see Match); at the limit the one counted longest ago goes."""
@@ -105,9 +108,10 @@ class EngineBlocks:
         """What is stored will be told anew."""
         self._stored.clear()
 
-    def forget_first(self) -> None:
-        """Forgets the stored block that was told of first; there must be one."""
-        del self._stored[next(iter(self._stored))]
+    def forget_first(self, count: int) -> None:
+        """Forgets so many stored blocks, those that were told of first."""
+        for key in list(islice(self._stored, count)):
+            del self._stored[key]
 
     @property
     def num_stored(self) -> int:
@@ -201,11 +205,10 @@ class BlockIndex:
     def _keep_to_limit(self) -> None:
         while self._num_blocks > self._max_blocks:
             most = max((member.blocks for member in self._members.values()), key=lambda blocks: blocks.num_stored)
-            if not most.num_stored:
-                break
-            for _ in range(min(self._num_blocks - self._max_blocks, most.num_stored)):
-                most.forget_first()
-                self._num_blocks -= 1
+            excess = self._num_blocks - self._max_blocks + self._max_blocks // FORGOTTEN_PART
+            before = len(most)
+            most.forget_first(excess)
+            self._num_blocks -= before - len(most)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the sum is wrong or the limit is broken."""
