@@ -7,12 +7,16 @@ with a finish reason.
 
 - Exactly once: output positions count up from 0. What is there already is dropped; a gap is loss. Every engine
   core numbers its messages to us, so that a lost message is noticed by the next one, whatever that is about.
+- Resume: a generation whose engine core died or drained, or part of whose output is missing, is submitted again as
+  the next attempt, with what there is of its output behind its prompt, and goes on from there: nobody notices. What
+  comes of an older attempt is dropped. It waits for another engine core for a bounded time. One that engine cores
+  die of fails.
 - Given up: a coordinator that had given us up (we were stopped for a while) has made engine cores drop what they
-  had for us. It says so by another client index: all that was accepted under the old one ends with an error, also
-  what an engine core has finished or died with meanwhile, and what still arrives under the old one is dropped.
+  had for us. It says so by another client index: all that was accepted under the old one is resumed, also what an
+  engine core has finished or died with meanwhile, and what still arrives under the old one is dropped.
 - A coordinator's death: what it has not answered is sent again, as the same attempt, to the next one. When that
-  one chooses another engine core, its answer is what counts; positions make the change invisible.
-- An engine core's death ends what it had (`_lose`; this is the place where a resume would begin).
+  one chooses another engine core, its answer is what counts; positions make the change invisible. What it had
+  accepted is listed in our Hello: the next one says what of it never reached its engine core.
 """
 
 from typing import assert_never
@@ -33,6 +37,8 @@ from api_server.client_events import (
     NotSent,
     Placed,
     Refuse,
+    ResumeCause,
+    Resumed,
     SecondPassed,
     Send,
     Submit,
@@ -42,9 +48,11 @@ from api_server.live_generation import GenerationState, LiveGeneration
 from api_server.output_sequences import OutputSequences
 from api_server.stray_outputs import StrayOutputs
 from api_server.unacknowledged import Unacknowledged
+from api_server.verdict import GivenUp, GoesOn, OnlyEndMissing, verdict
 from protocol.identifiers import Incarnation, RequestId
 from protocol.messages import (
     Accepted,
+    Cleared,
     ClientHello,
     ClientWelcome,
     CoordinatorToClient,
@@ -58,6 +66,7 @@ from protocol.messages import (
     Rejected,
     RejectReason,
     RequestKey,
+    RequestsLost,
 )
 
 MAX_GENERATIONS = 16_384
@@ -68,9 +77,13 @@ OVERLOAD_RETRY_AFTER_S = 1.0
 class ClientCore:
     """Owns all generations of this API server."""
 
-    def __init__(self, hello: ClientHello) -> None:
-        """`hello` is what this process says of itself; its client index follows what a coordinator gives."""
+    def __init__(self, hello: ClientHello, resume_timeout_s: float) -> None:
+        """`hello` is what this process says of itself; its client index follows what a coordinator gives.
+
+        `resume_timeout_s` is how long a generation that has lost its engine core waits for another.
+        """
         self._link = CoordinatorLink(hello)
+        self._resume_timeout_s = resume_timeout_s
         self._live: dict[RequestId, LiveGeneration] = {}
         self._unacknowledged = Unacknowledged()
         self._strays = StrayOutputs()
@@ -115,10 +128,12 @@ class ClientCore:
                 return self._on_link_down()
             case ClientWelcome():
                 return self._on_welcome(event, now_s)
-            case EngineLost(_, incarnation, reason):
-                return self._on_engine_lost(incarnation, reason, now_s)
+            case EngineLost(incarnation=incarnation):
+                return self._on_engine_lost(incarnation, now_s)
+            case RequestsLost(keys):
+                return self._on_requests_lost(keys, now_s)
             case SecondPassed():
-                return self._on_second_passed()
+                return self._on_second_passed(now_s)
             case FailAll(message):
                 return self._on_fail_all(message, now_s)
             case Heartbeat():
@@ -151,6 +166,7 @@ class ClientCore:
         if accepted.key.attempt != generation.attempt or generation.state is GenerationState.WAITING:
             return []  # while it waits, an answer is one of a connection that is gone; it will be asked again
         generation.engine = EngineRun(accepted.engine_index, accepted.engine_incarnation)
+        generation.taken_over()
         if not generation.is_acknowledged:
             self._unacknowledged.remove(generation)
             generation.move(GenerationState.STREAMING if generation.num_received else GenerationState.ACCEPTED)
@@ -169,14 +185,22 @@ class ClientCore:
         generation = self._live.get(key.request_id)
         if generation is None or key.attempt != generation.attempt or generation.state is not GenerationState.SUBMITTED:
             return []
+        if generation.is_admitted or reason is RejectReason.DUPLICATE:  # the latter: of us under another client index
+            return self._postpone(generation)
         self._end(generation, now_s)
-        if generation.is_admitted:  # an engine core sent outputs, but the coordinator that knew of it died
-            return [Fail(key.request_id, message, retryable=True)]
         return [Refuse(key.request_id, reason, message, retry_after_s)]
+
+    def _postpone(self, generation: LiveGeneration) -> list[Command]:
+        generation.move(GenerationState.WAITING)
+        self._unacknowledged.postpone(generation)
+        return []
 
     def _on_not_sent(self, request_id: RequestId, now_s: float) -> list[Command]:
         if not self.is_welcomed:  # the connection broke meanwhile: it waits for the next one
             return []
+        generation = self._live.get(request_id)
+        if generation is not None and generation.is_admitted and generation.state is GenerationState.SUBMITTED:
+            return self._postpone(generation)
         return self._refuse_unanswered(request_id, RejectReason.NO_ENGINE, "the cluster takes no requests now", now_s)
 
     def _refuse_unanswered(
@@ -196,7 +220,7 @@ class ClientCore:
             return []
         if self._sequences.skips(message.incarnation, message.sequence):
             for generation in self._generations_of(message.incarnation):
-                commands += self._lose(generation, "outputs of the engine core were lost", now_s)
+                commands += self._resume(generation, ResumeCause.OUTPUTS_LOST, now_s)
         engine = EngineRun(message.engine_index, message.incarnation)
         for output in message.outputs:
             commands += self._on_output(engine, output, now_s)
@@ -212,13 +236,16 @@ class ClientCore:
             return []
         known = generation.num_received - output.position
         if known < 0 or output.position < 0:
-            return self._lose(generation, "outputs of the engine core were lost", now_s)
+            return self._resume(generation, ResumeCause.OUTPUTS_LOST, now_s)
         token_ids = output.token_ids[known:] if known else output.token_ids
         if generation.num_received + len(token_ids) > generation.submit.sampling.max_tokens:
-            return self._lose(generation, "the engine core sent more tokens than were asked for", now_s)
+            return self._fail(generation, "the engine core sent more tokens than were asked for", now_s)
         generation.engine = engine
-        generation.num_received += len(token_ids)
-        return self._admit(generation) + self._deliver(generation, output, token_ids, now_s)
+        is_cleared = generation.receive(token_ids)
+        commands = self._admit(generation) + self._deliver(generation, output, token_ids, now_s)
+        if is_cleared and output.finish_reason is None and self.is_welcomed:
+            commands.append(Send(Cleared([output.key])))
+        return commands
 
     def _deliver(
         self, generation: LiveGeneration, output: EngineCoreOutput, token_ids: list[int], now_s: float
@@ -228,11 +255,15 @@ class ClientCore:
             generation.move(GenerationState.STREAMING)
         if output.finish_reason is None:
             return [Deliver(request_id, token_ids, cached_tokens=cached)] if token_ids else []
+        if output.finish_reason is FinishReason.ABORT and not generation.is_whole:  # by its shutdown
+            delivery = [Deliver(request_id, token_ids, cached_tokens=cached)] if token_ids else []
+            return [*delivery, *self._resume(generation, ResumeCause.ENGINE_DRAINED, now_s)]
         self._end(generation, now_s)
         if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             return [Deliver(request_id, token_ids, output.finish_reason, output.stop_reason, cached)]
-        ended_by_shutdown = output.finish_reason is FinishReason.ABORT
-        failure = Fail(request_id, output.error or "the engine core ended the request", retryable=ended_by_shutdown)
+        if output.finish_reason is FinishReason.ABORT:
+            return [Deliver(request_id, token_ids, FinishReason.LENGTH, cached_tokens=cached)]
+        failure = Fail(request_id, output.error or "the engine core ended the request", retryable=False)
         return [Deliver(request_id, token_ids, cached_tokens=cached), failure] if token_ids else [failure]
 
     # --- ends -------------------------------------------------------------------------------------------------
@@ -243,16 +274,9 @@ class ClientCore:
             self._end(generation, now_s)
         return [*(Forget(generation.submit.request_id) for generation in abandoned), *self._abort(abandoned)]
 
-    def _on_engine_lost(self, incarnation: Incarnation, reason: str, now_s: float) -> list[Command]:
-        commands: list[Command] = []
-        for generation in self._generations_of(incarnation):
-            commands += self._lose(generation, f"the engine core was lost: {reason}", now_s)
-        return commands
-
-    def _lose(self, generation: LiveGeneration, reason: str, now_s: float) -> list[Command]:
-        """Ends a generation whose engine core, or part of whose output, is gone."""
+    def _fail(self, generation: LiveGeneration, reason: str, now_s: float, retryable: bool = True) -> list[Command]:
         self._end(generation, now_s)
-        failure = Fail(generation.submit.request_id, reason, retryable=True)
+        failure = Fail(generation.submit.request_id, reason, retryable)
         return [*self._admit(generation), failure, *self._abort([generation])]
 
     def _on_fail_all(self, message: str, now_s: float) -> list[Command]:
@@ -282,12 +306,61 @@ class ClientCore:
     def _abort_stray(self, key: RequestKey, now_s: float) -> list[Command]:
         return [*self._link.abort([key])] if self._strays.needs_abort(key.request_id, now_s) else []
 
+    # --- resume -----------------------------------------------------------------------------------------------
+
+    def _on_engine_lost(self, incarnation: Incarnation, now_s: float) -> list[Command]:
+        commands: list[Command] = []
+        for generation in self._generations_of(incarnation):
+            generation.engine_died()
+            commands += self._resume(generation, ResumeCause.ENGINE_LOST, now_s)
+        return commands
+
+    def _on_requests_lost(self, keys: list[RequestKey], now_s: float) -> list[Command]:
+        commands: list[Command] = []
+        for key in keys:
+            generation = self._live.get(key.request_id)
+            if generation is not None and generation.key == key and generation.is_acknowledged:
+                commands += self._resume(generation, ResumeCause.REQUEST_LOST, now_s)
+        return commands
+
+    def _resume(self, generation: LiveGeneration, cause: ResumeCause, now_s: float) -> list[Command]:
+        """Lets a generation go on as another attempt, unless it has all its tokens or is not to be tried again."""
+        match verdict(generation):
+            case GivenUp(message, may_be_sent_again):
+                return self._fail(generation, message, now_s, may_be_sent_again)
+            case OnlyEndMissing():
+                self._end(generation, now_s)
+                end = Deliver(generation.submit.request_id, [], FinishReason.LENGTH)
+                return [*self._admit(generation), end, *self._abort([generation])]
+            case GoesOn():
+                return self._submit_next_attempt(generation, cause, now_s)
+
+    def _submit_next_attempt(self, generation: LiveGeneration, cause: ResumeCause, now_s: float) -> list[Command]:
+        self._unacknowledged.remove(generation)
+        generation.next_attempt(now_s + self._resume_timeout_s)
+        self._unacknowledged.add(generation)
+        resumed = [*self._admit(generation), Resumed(generation.submit.request_id, cause)]
+        return [*resumed, self._send(generation)] if self.is_welcomed else resumed
+
+    def _give_up_overdue(self, now_s: float) -> list[Command]:
+        commands: list[Command] = []
+        for generation in list(self._unacknowledged):
+            if generation.resume_deadline_s <= now_s:
+                text = f"no engine core could go on with it within {self._resume_timeout_s:g} s"
+                commands += self._fail(generation, text, now_s)
+        return commands
+
     # --- the link ---------------------------------------------------------------------------------------------
 
     def _on_link_up(self) -> list[Command]:
         self._on_link_down()
         engines = {generation.engine for generation in self._live.values() if generation.engine is not None}
-        return [self._link.greet(sorted(engines))]
+        accepted = [
+            (generation.key, generation.engine.incarnation)
+            for generation in self._live.values()
+            if generation.is_acknowledged and generation.engine is not None
+        ]
+        return [self._link.greet(sorted(engines), accepted)]
 
     def _on_link_down(self) -> list[Command]:
         self._link.lose()
@@ -301,24 +374,29 @@ class ClientCore:
             return []
         index_changed = self._link.welcome(welcome)
         commands: list[Command] = [*self._link.take_pending_aborts()]
+        self._unacknowledged.take_postponed()
+        commands += [self._send(generation) for generation in self._unacknowledged]
         if index_changed:
             # Engine cores address our outputs by the index: what runs under the old one no longer reaches us.
             self._sequences.start_anew()
             for generation in [generation for generation in self._live.values() if generation.is_acknowledged]:
-                commands += self._lose(generation, "the cluster no longer knew this API server", now_s)
-        return commands + [self._send(generation) for generation in self._unacknowledged]
+                commands += self._resume(generation, ResumeCause.REQUEST_LOST, now_s)
+        return commands
 
-    def _on_second_passed(self) -> list[Command]:
-        return [] if self._link.state is LinkState.DOWN else [Send(Heartbeat())]
+    def _on_second_passed(self, now_s: float) -> list[Command]:
+        commands = self._give_up_overdue(now_s)
+        if self.is_welcomed:
+            commands += [self._send(generation) for generation in self._unacknowledged.take_postponed()]
+        return commands if self._link.state is LinkState.DOWN else [Send(Heartbeat()), *commands]
 
     def check_invariants(self) -> None:
         """For tests."""
         for generation in self._live.values():
             generation.check_invariants()
-            if not generation.is_acknowledged:
-                assert self.is_welcomed is (generation.state is GenerationState.SUBMITTED)
-        unanswered = [generation for generation in self._live.values() if not generation.is_acknowledged]
-        assert list(self._unacknowledged) == unanswered
+            if generation in self._unacknowledged:
+                is_to_be_sent = not self.is_welcomed or self._unacknowledged.is_postponed(generation)
+                assert is_to_be_sent is (generation.state is GenerationState.WAITING)
+            assert (generation in self._unacknowledged) is not generation.is_acknowledged
         self._unacknowledged.check_invariants()
         self._link.check_invariants()
         self._strays.check_invariants()

@@ -3,6 +3,8 @@
 Messages of the coordinator and of the engine cores are events as they are; the others are defined here.
 """
 
+import enum
+
 import msgspec
 
 from api_server.placement import Placement
@@ -10,6 +12,7 @@ from protocol.identifiers import EngineIndex, RequestId
 from protocol.messages import (
     Abort,
     Accepted,
+    Cleared,
     ClientHello,
     ClientWelcome,
     EngineCoreOutputs,
@@ -20,6 +23,7 @@ from protocol.messages import (
     Refused,
     Rejected,
     RejectReason,
+    RequestsLost,
     RouteReason,
 )
 from protocol.sampling import SamplingParams
@@ -89,6 +93,7 @@ ClientEvent = (
     | Accepted
     | Rejected
     | EngineLost
+    | RequestsLost
     | Refused
     | Heartbeat
     | EngineCoreOutputs
@@ -98,7 +103,7 @@ ClientEvent = (
 class Send(msgspec.Struct, frozen=True):
     """Send this to the coordinator."""
 
-    message: ClientHello | EngineCoreRequest | Abort | Heartbeat
+    message: ClientHello | EngineCoreRequest | Abort | Cleared | Heartbeat
     buffers: tuple[bytes, ...] = ()
 
 
@@ -136,6 +141,25 @@ class Deliver(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int = 0
 
 
+class ResumeCause(enum.Enum):
+    """Why a generation goes on as another attempt; label of a metric."""
+
+    ENGINE_LOST = "engine_lost"
+    """Its engine core died, or was given up."""
+    ENGINE_DRAINED = "engine_drained"
+    OUTPUTS_LOST = "outputs_lost"
+    """Tokens of it are missing."""
+    REQUEST_LOST = "request_lost"
+    """It never reached the engine core that it was given to, or was dropped there."""
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """The generation goes on elsewhere; nothing is to be done."""
+
+    request_id: RequestId
+    cause: ResumeCause
+
+
 class Fail(msgspec.Struct, frozen=True):
     """The generation ended without a result, after Admit. Terminal."""
 
@@ -157,4 +181,4 @@ class Leave(msgspec.Struct, frozen=True):
     reason: str
 
 
-Command = Send | Placed | Admit | Refuse | Deliver | Fail | Forget | Leave
+Command = Send | Placed | Admit | Refuse | Deliver | Resumed | Fail | Forget | Leave

@@ -27,6 +27,10 @@ class ApiServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     admission_timeout_s: Annotated[
         float, Meta(gt=0, description="seconds a request waits for the coordinator before a 503")
     ] = 30.0
+    resume_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="seconds a running request that has lost its engine core waits for another"),
+    ] = 120.0
     drain_timeout_s: Annotated[float, Meta(ge=0, description="after SIGTERM, seconds for open requests to finish")] = (
         30.0
     )

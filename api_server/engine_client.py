@@ -24,6 +24,7 @@ from api_server.client_events import (
     NotSent,
     Placed,
     Refuse,
+    Resumed,
     SecondPassed,
     Send,
     Submit,
@@ -37,9 +38,10 @@ from api_server.knowledge import Knowledge
 from api_server.links import Incoming, Links
 from api_server.metrics import Metrics
 from api_server.placement import Placement
+from api_server.prompt_packing import PromptPacker
 from api_server.served_model import ServedModel
 from protocol.card import unpack_card
-from protocol.codec import Frame, pack_token_ids
+from protocol.codec import Frame
 from protocol.errors import ProtocolError
 from protocol.identifiers import RequestId, new_request_id
 from protocol.malformed import MalformedLog
@@ -62,6 +64,15 @@ logger = logging.getLogger("shoal.api_server")
 
 class ClusterRefusedUs(Exception):
     """The coordinator does not accept this process; trying again as it is would not help."""
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """For how long a request waits for the cluster, in seconds."""
+
+    admission_timeout_s: float
+    """For an answer, before it runs."""
+    resume_timeout_s: float
+    """For another engine core, when it has lost its own."""
 
 
 class _Generation:
@@ -88,14 +99,14 @@ class EngineClient:
         self,
         links: Links,
         hello: ClientHello,
-        admission_timeout_s: float,
+        patience: Patience,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         """`clock` only goes forward, in seconds."""
         self._links = links
-        self._core = ClientCore(hello)
-        self._admission_timeout_s = admission_timeout_s
+        self._core = ClientCore(hello, patience.resume_timeout_s)
+        self._admission_timeout_s = patience.admission_timeout_s
         self._metrics = metrics
         self.has_model = asyncio.Event()
         """Set once a model could be served."""
@@ -103,7 +114,8 @@ class EngineClient:
         self._malformed = MalformedLog(clock)
         self.view = ClusterView()
         self._cards = CardStore()
-        self._knowledge = Knowledge(admission_timeout_s)
+        self._knowledge = Knowledge(patience.admission_timeout_s)
+        self._packer = PromptPacker()
         self._was_welcomed = False
         self._generations: dict[RequestId, _Generation] = {}
         self._draining = False
@@ -150,7 +162,7 @@ class EngineClient:
         request_id = new_request_id(request_prefix)
         observer = self._metrics.generation_began(model.name, len(prompt_ids), self._clock())
         generation = self._generations[request_id] = _Generation(request_id, observer)
-        prompt = pack_token_ids(prompt_ids)
+        prompt = self._packer.pack(prompt_ids)
         self._handle(Submit(request_id, model.name, prompt, sampling, wall_clock_s(), priority, cache_salt, placement))
         try:
             await asyncio.wait((generation.admission,), timeout=self._admission_timeout_s)
@@ -287,6 +299,8 @@ class EngineClient:
                 self._generations[request_id].admission.set_result(None)
             case Refuse(request_id, reason, text, retry_after_s):
                 self._refuse(request_id, Rejected(reason, text, retry_after_s))
+            case Resumed(cause=cause):
+                self._metrics.generation_resumed(cause)
             case Fail(request_id, text, retryable):
                 generation = self._generations.pop(request_id)
                 generation.collector.fail(GenerationFailed(text, retryable))

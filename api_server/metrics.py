@@ -7,6 +7,7 @@ this module after `metrics_files.prepare`.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
+from api_server.client_events import ResumeCause
 from api_server.generation_backend import AbortCause
 from api_server.generation_metrics import GenerationFamilies, GenerationObserver
 from protocol.identifiers import EngineIndex
@@ -29,11 +30,14 @@ class Metrics:
             "Generations given to an engine core, by why it was this one",
             *("model_name", "engine", "reason"),
         )
+        self._resumed = self._counter("requests_resumed", "Times a generation went on as another attempt", "cause")
         self._http = self._counter("http_requests", "HTTP responses", "route", "status")
         self._http_in_flight = self._gauge("http_requests_in_flight", "HTTP requests of /v1 being answered")
         self._malformed = self._counter("malformed_messages", "Messages dropped as malformed", "process", "engine")
         for reason in RejectReason:
             self._rejected.labels(reason.name.lower())
+        for resume_cause in ResumeCause:
+            self._resumed.labels(resume_cause.value)
         for cause in AbortCause:
             self._aborted.labels(cause.value)
         self._malformed.labels("api_server", "")
@@ -66,6 +70,10 @@ class Metrics:
         reason = FinishReason.STOP if cause is AbortCause.STOP_STRING else FinishReason.ABORT
         self.generation_ended(observer, reason, now_s)
         self._aborted.labels(cause.value).inc()
+
+    def generation_resumed(self, cause: ResumeCause) -> None:
+        """It has lost its engine core and goes on elsewhere: nothing begins or ends."""
+        self._resumed.labels(cause.value).inc()
 
     def observe_http(self, route: str, status: int) -> None:
         """See `generation_backend.HttpMetrics`."""

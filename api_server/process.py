@@ -12,7 +12,7 @@ import zmq.asyncio
 from api_server.app import create_app
 from api_server.cluster_metrics import cluster_families
 from api_server.config import ApiServerConfig
-from api_server.engine_client import ClusterRefusedUs, EngineClient
+from api_server.engine_client import ClusterRefusedUs, EngineClient, Patience
 from api_server.http_server import HttpServer, raise_file_limit
 from api_server.http_socket import bind_http_socket, inherited_http_socket, url_of
 from api_server.links import Links
@@ -71,7 +71,8 @@ async def _serve(
     config: ApiServerConfig, lifeline: Lifeline, shutdown: _Shutdown, links: Links, hello: ClientHello
 ) -> int:
     metrics = Metrics()
-    client = EngineClient(links, hello, config.admission_timeout_s, metrics, asyncio.get_running_loop().time)
+    patience = Patience(config.admission_timeout_s, config.resume_timeout_s)
+    client = EngineClient(links, hello, patience, metrics, asyncio.get_running_loop().time)
     shared = Path(config.metrics_dir) if config.metrics_dir is not None else None
     page = MetricsPage(metrics, lambda: cluster_families(client.view, client.is_connected), shared)
     uploads = Uploads(config.max_body_bytes)

@@ -6,6 +6,8 @@ core reports its end, its API server aborts it or is gone, or its engine core is
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from coordinator.admission import Admission
 from coordinator.block_index import BlockIndex
 from coordinator.clients import ClientMember
@@ -16,6 +18,7 @@ from coordinator.request_table import RequestTable, Routed
 from coordinator.router import Route, Router
 from coordinator.routing import Refusal
 from coordinator.settling import Settling
+from coordinator.trial import Trial, is_suspect
 from coordinator.waiting_room import Submission, WaitingRoom
 from protocol.identifiers import ClientIndex
 from protocol.messages import Abort, Accepted, EngineHello, Rejected, RejectReason, RequestKey
@@ -25,7 +28,7 @@ MAX_EARLY_ABORTS = 16_384
 
 
 class Dispatcher:
-    """Owner of the request table, of admission, and of what waits while the coordinator settles."""
+    """Owner of the request table, of admission, and of what waits for an engine core."""
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Dispatcher:
         self._admission = Admission(max_requests)
         self._waiting = WaitingRoom()
         self._early_aborts: dict[RequestKey, None] = {}
+        self._trial = Trial()
         self._settling = settling
         self.rejected_total = {reason.name.lower(): 0 for reason in RejectReason}
 
@@ -66,7 +70,7 @@ class Dispatcher:
     def retry_waiting(self, now_s: float) -> None:
         """An engine core has become available, or the settling time is over."""
         for submission in self._waiting.take_all():
-            self._place(submission, now_s)
+            self.submit(submission, now_s)  # it may be running by now: an engine core has told of it
 
     def _submit_unrouted(self, submission: Submission, now_s: float) -> None:
         waiting = self._waiting.find(submission.request.request_id)
@@ -87,7 +91,15 @@ class Dispatcher:
 
     def _place(self, submission: Submission, now_s: float) -> EngineMember | None:
         request = submission.request
+        if is_suspect(request) and not self._trial.is_free:
+            if not self._wait(submission):
+                self._reject(
+                    submission, Refusal(RejectReason.NO_ENGINE, "too many requests wait for their turn"), now_s
+                )
+            return None
         model = self._admission.view(request.model, self._table.in_flight(request.model), now_s)
+        if request.attempt:  # it was let in before
+            model = msgspec.structs.replace(model, max_requests=model.in_flight + 1)
         route = self._router.route(request, submission.block_keys, model)
         if isinstance(route, Refusal):
             if not self._may_wait(submission, route):
@@ -97,15 +109,33 @@ class Dispatcher:
         return route.engine
 
     def _may_wait(self, submission: Submission, refusal: Refusal) -> bool:
-        """While settling, the engine core that is missing may just not have said Hello yet."""
-        may_wait = (
-            self._settling.is_active
-            and refusal.reason in (RejectReason.NO_ENGINE, RejectReason.UNKNOWN_MODEL, RejectReason.NO_SUCH_ENGINE)
-            and self._waiting.has_place_for(submission)
+        """While settling, the engine core that is missing may just not have said Hello yet; a request that has lost its
+        engine core waits for the next one, as long as its API server does."""
+        may_wait = (self._settling.is_active or submission.request.attempt > 0) and refusal.reason in (
+            RejectReason.NO_ENGINE,
+            RejectReason.UNKNOWN_MODEL,
+            RejectReason.NO_SUCH_ENGINE,
         )
-        if may_wait:
+        return may_wait and self._wait(submission)
+
+    def _wait(self, submission: Submission) -> bool:
+        has_place = self._waiting.has_place_for(submission)
+        if has_place:
             self._waiting.add(submission)
-        return may_wait
+        return has_place
+
+    def cleared(self, keys: Iterable[RequestKey]) -> None:
+        """These requests have got new tokens: engine cores did not die of them."""
+        for key in keys:
+            self._trial.over(key)
+
+    def let_suspect_run(self, now_s: float) -> None:
+        """If no suspect runs, the next one has its turn."""
+        if self._trial.is_free:
+            suspect = next((each for each in self._waiting if is_suspect(each.request)), None)
+            if suspect is not None:
+                self._waiting.remove(suspect)
+                self.submit(suspect, now_s)
 
     def _follow(self, route: Route, submission: Submission) -> None:
         request, engine, choice = submission.request, route.engine, route.choice
@@ -119,6 +149,7 @@ class Dispatcher:
             reason=choice.reason,
         )
         self._add(routed)
+        self._trial.began(request)
         self._send(engine, UnseenRequest(request.key, routed.prefill_tokens, submission.frames))
         self._accept(submission.client, routed)
 
@@ -177,6 +208,7 @@ class Dispatcher:
         lost = self._table.of_engine(engine.identity)
         for routed in lost:
             self._table.remove(routed)
+            self._trial.over(routed.key)
         return [routed.key for routed in lost]
 
     def client_gone(self, client: ClientMember) -> None:
@@ -214,6 +246,15 @@ class Dispatcher:
         self._add(Routed(key, client_index, engine.identity, engine.hello.model.name, num_prompt_tokens))
         return True
 
+    def lost_requests(self, client: ClientMember, engine: EngineMember) -> list[RequestKey]:
+        """What the API server believes to be accepted there, by an earlier coordinator's word, and is not."""
+        there = {routed.key for routed in self._table.of_client(client.index) if routed.engine == engine.identity}
+        return [
+            key
+            for key, incarnation in client.hello.requests
+            if incarnation == engine.hello.incarnation and key not in there
+        ]
+
     def reconcile(self, engine: EngineMember, hello: EngineHello, unseen: Sequence[UnseenRequest]) -> None:
         """Brings the table in line with an engine core that says Hello again over a new connection.
 
@@ -244,6 +285,11 @@ class Dispatcher:
 
     # --- the table ---
 
+    @property
+    def num_requests(self) -> int:
+        """Unfinished requests, those that wait included."""
+        return len(self._table) + len(self._waiting)
+
     def engine_count(self, engine: EngineMember) -> int:
         """Number of unfinished requests of an engine core."""
         return self._table.engine_count(engine.identity)
@@ -255,6 +301,7 @@ class Dispatcher:
     def _remove(self, routed: Routed) -> None:
         self._table.remove(routed)
         self._blocks.ended(routed.engine, routed.key)
+        self._trial.over(routed.key)
         self._publisher.engine_changed(routed.engine)
 
     def check_invariants(self, clients: set[ClientIndex]) -> None:
@@ -264,7 +311,8 @@ class Dispatcher:
         self._admission.check_invariants()
         assert self._table.engines() <= {engine.identity for engine in self._engines}
         assert self._settling.is_active or self._table.clients() <= clients
-        assert self._settling.is_active or not (self._early_aborts or len(self._waiting))
+        assert self._settling.is_active or not self._early_aborts
+        assert self._settling.is_active or all(each.request.attempt for each in self._waiting)
         assert len(self._early_aborts) <= MAX_EARLY_ABORTS
 
 

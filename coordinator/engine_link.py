@@ -20,6 +20,7 @@ from protocol.messages import (
     GetBlocks,
     LoadReport,
     Refused,
+    RequestsLost,
 )
 from protocol.prefix_hash import BLOCK_KEY_BYTES, unpack_block_keys
 
@@ -70,14 +71,14 @@ class EngineLink:
         if not self._blocks.told(engine.identity, change, stored, evicted):
             self._outbox.to_engine(engine.identity, GetBlocks())
 
-    def lose(self, identity: Identity, reason: str, may_return: bool = True) -> None:
+    def lose(self, identity: Identity, reason: str, may_return: bool = True, is_silent: bool = False) -> None:
         """Gives an engine core up, and with it its requests. No effect when there is none with this identity."""
         engine = self._engines.find(identity)
         if engine is None:
             return
         keys = self._dispatcher.engine_gone(engine)
         self._blocks.leave(identity)
-        self._engines.leave(engine, keys, may_return)
+        self._engines.leave(engine, keys, may_return, is_silent)
         self._liveness.forget(identity)
         for client in self._clients:
             self._outbox.to_client(client.identity, EngineLost(engine.index, engine.hello.incarnation, reason))
@@ -129,6 +130,7 @@ class EngineLink:
         if is_inherited:
             self._tell_whom_it_has_cut_off(engine)
             self._dispatcher.adopt(engine)
+            self._tell_whose_requests_it_lacks(engine)
         else:
             self._dispatcher.reconcile(engine, hello, ())  # the table has none of it: all that it lists is aborted
         self._note(engine, f"joined with {len(hello.requests)} requests, model {hello.model.name}, pid {hello.pid}")
@@ -141,6 +143,12 @@ class EngineLink:
             has_worked_for_it = any(run.incarnation == incarnation for run in client.hello.engines)
             if has_worked_for_it and client.index not in engine.hello.clients:
                 self._outbox.to_client(client.identity, lost)
+
+    def _tell_whose_requests_it_lacks(self, engine: EngineMember) -> None:
+        """An earlier coordinator had accepted them, and died before it handed them on."""
+        for client in self._clients:
+            if keys := self._dispatcher.lost_requests(client, engine):
+                self._outbox.to_client(client.identity, RequestsLost(keys))
 
     def _displace(self, name: str) -> None:
         older = self._engines.named(name)

@@ -9,7 +9,7 @@ from coordinator.events import Identity
 from coordinator.routing import EngineView
 from protocol.codec import Frame
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
-from protocol.messages import EngineHello, EngineState, Load, RequestKey
+from protocol.messages import EngineHello, EngineState, Load, MemberProcess, RequestKey
 
 MAX_ENGINES = 1024
 """Live at once; a Hello beyond is refused."""
@@ -111,6 +111,8 @@ class EngineTable:
     def __init__(self) -> None:
         self._live: dict[Identity, EngineMember] = {}
         self._lost: dict[Identity, EngineHello] = {}
+        self._silent: set[Identity] = set()
+        """Those of the lost of which nothing was heard."""
         self._indexes: dict[str, EngineIndex] = {}
 
     def __iter__(self) -> Iterator[EngineMember]:
@@ -147,15 +149,18 @@ class EngineTable:
         self._live[identity] = engine
         return engine
 
-    def leave(self, engine: EngineMember, keys: list[RequestKey], may_return: bool) -> None:
-        """No longer live. When it may only have been silent, it is remembered with the requests that it must give
-        up, as the Hello that it would say."""
+    def leave(self, engine: EngineMember, keys: list[RequestKey], may_return: bool, is_silent: bool) -> None:
+        """No longer live. When it may come back, it is remembered with the requests that it must give up, as the Hello
+        that it would say."""
         del self._live[engine.identity]
         if may_return:
             requests = [(key, ClientIndex(-1), 0) for key in keys]
             self._lost[engine.identity] = msgspec.structs.replace(engine.hello, requests=requests, clients=[])
+            if is_silent:
+                self._silent.add(engine.identity)
             if len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
+                self._silent &= self._lost.keys()
 
     def lost(self, identity: Identity) -> EngineHello | None:
         """What the lost engine core with this identity would say."""
@@ -164,6 +169,11 @@ class EngineTable:
     def forget_lost(self, name: str) -> None:
         """The lost engine cores of this name will not come back, or just did."""
         self._lost = {each: hello for each, hello in self._lost.items() if hello.name != name}
+        self._silent &= self._lost.keys()
+
+    def silent(self) -> list[MemberProcess]:
+        """The processes of the lost engine cores of which nothing was heard."""
+        return [MemberProcess(self._lost[each].name, self._lost[each].pid) for each in sorted(self._silent)]
 
     def _index_of(self, hello: EngineHello) -> EngineIndex:
         index = self._indexes.pop(hello.name, None)
@@ -185,6 +195,7 @@ class EngineTable:
         assert all(self._indexes[engine.hello.name] == engine.index for engine in self._live.values())
         assert all(identity == engine.identity for identity, engine in self._live.items())
         assert len(self._lost) <= MAX_LOST
+        assert self._silent <= self._lost.keys()
         for engine in self._live.values():
             engine.check_invariants()
         assert not self._lost.keys() & self._live.keys()

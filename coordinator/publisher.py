@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator.events import Identity
 from protocol.identifiers import Incarnation
-from protocol.messages import ClusterSnapshot, CoordinatorToAll, EngineState, EngineUpdate
+from protocol.messages import ClusterSnapshot, CoordinatorToAll, EngineState, EngineUpdate, MemberProcess
 
 COUNTS_INTERVAL_S = 1.0
 """When only counters of refused requests and malformed frames changed, a snapshot waits for this long at most."""
@@ -25,6 +25,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     api_servers: list[str]
     malformed_total: int
     rejected_total: dict[str, int]
+    silent: list[MemberProcess]
 
 
 class ClusterPublisher:
@@ -71,6 +72,7 @@ class ClusterPublisher:
             view.api_servers,
             view.malformed_total,
             dict(view.rejected_total),
+            view.silent,
         )
 
     def _next_sequence(self) -> int:

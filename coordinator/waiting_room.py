@@ -1,6 +1,7 @@
-"""Submissions that wait, in a coordinator that has just started, for engine cores to say Hello."""
+"""Submissions that wait for engine cores to say Hello: all kinds in a coordinator that has just started, later only
+those that have lost their engine core."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -40,6 +41,9 @@ class WaitingRoom:
     def __init__(self) -> None:
         self._waiting: dict[RequestId, Submission] = {}
         self._num_bytes = 0
+
+    def __iter__(self) -> Iterator[Submission]:
+        return iter(self._waiting.values())
 
     def __len__(self) -> int:
         return len(self._waiting)

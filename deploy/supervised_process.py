@@ -59,6 +59,8 @@ class SupervisedProcess:
         self.ready_since_s: float | None = None
         self.was_ever_ready = False
         self.failures = 0
+        self.is_condemned = False
+        """Hung, and sent SIGKILL; its exit has not been seen yet."""
         self._history = [self.state]
 
     def move(self, state: ProcessState) -> None:
@@ -73,6 +75,10 @@ class SupervisedProcess:
         self.ready_since_s = now_s
         self.was_ever_ready = True
 
+    def condemn(self) -> None:
+        """It does nothing any more and is sent SIGKILL."""
+        self.is_condemned = True
+
     def end(self, code: int, now_s: float) -> float:
         """Takes its exit code, counts a failure if it is one, schedules the restart; returns the delay in seconds."""
         ready_for_s = 0.0 if self.ready_since_s is None else now_s - self.ready_since_s
@@ -84,6 +90,7 @@ class SupervisedProcess:
             self.failures += 1
             if self.failures > 1:
                 delay_s = min(FIRST_DELAY_S * 2 ** (self.failures - 2), LONGEST_DELAY_S)
+        self.is_condemned = False
         self.move(ProcessState.BACKING_OFF)
         self.restart_at_s = now_s + delay_s
         return delay_s

@@ -23,10 +23,13 @@ from deploy.coordinator_notices import CoordinatorNotices
 from deploy.launch import SIMULATED, Launch, ProcessSpec, hub_name, pull_spec
 from deploy.load_display import LoadDisplay
 from deploy.run_directory import RunDirectory, remove_stale
+from deploy.silence_watch import SilenceWatch
 from deploy.start_checks import StartError, check_machine, check_options
 from deploy.supervised_process import Role
 from deploy.supervisor_core import (
+    FAILURES_BEFORE_READY,
     AnnounceFailure,
+    AnnounceHung,
     AnnounceOverdue,
     AnnounceReady,
     AnnounceRestart,
@@ -34,6 +37,7 @@ from deploy.supervisor_core import (
     Event,
     Exited,
     Finish,
+    Hung,
     Kill,
     Ready,
     Start,
@@ -46,6 +50,7 @@ from deploy.supervisor_core import (
 )
 from protocol.errors import AddressError
 from protocol.lifeline import Notice
+from protocol.messages import MemberProcess
 
 logger = logging.getLogger("shoal.supervisor")
 
@@ -86,7 +91,7 @@ async def _serve(values: Mapping[str, Any]) -> int:
         try:
             specs = launch.specs(directory, listening.fileno(), os.environ)
             ready_line = _ready_line(url_of(listening), launch)
-            cluster = Cluster(specs, listening, directory.clients, drain_timeout_s, ready_line, events)
+            cluster = Cluster(specs, listening, directory, drain_timeout_s, ready_line, events)
             return await cluster.run()
         finally:
             directory.remove()
@@ -137,7 +142,7 @@ class Cluster:
         self,
         specs: Sequence[tuple[Role, ProcessSpec]],
         listening: socket.socket,
-        clients_address: str,
+        directory: RunDirectory,
         drain_timeout_s: float,
         ready_line: str,
         events: "asyncio.Queue[Event]",
@@ -148,7 +153,8 @@ class Cluster:
         self._listening = listening
         self._events = events
         self._ready_line = ready_line
-        self._notices = CoordinatorNotices(clients_address)
+        self._notices = CoordinatorNotices(directory.clients)
+        self._silence = SilenceWatch(directory.cluster, time.monotonic)
         self._display = LoadDisplay()
         self._children: dict[str, Child] = {}
         """The last process of each name, dead or alive; none when its start failed."""
@@ -161,14 +167,19 @@ class Cluster:
         """Runs until all processes are gone; returns the exit code."""
         try:
             async with asyncio.TaskGroup() as tasks:  # whichever fails ends the supervisor, and that its children
-                notices = tasks.create_task(self._notices.run(), name="coordinator notices")
+                links = [
+                    tasks.create_task(self._notices.run(), name="coordinator notices"),
+                    tasks.create_task(self._silence.run(self._on_silent), name="silence watch"),
+                ]
                 exit_code = await self._handle_events(tasks)
-                notices.cancel()
+                for link in links:
+                    link.cancel()
             return exit_code
         finally:
             for child in self._children.values():
                 child.kill()
             self._notices.close()
+            self._silence.close()
 
     async def _handle_events(self, tasks: asyncio.TaskGroup) -> int:
         await self._execute(self._core.start(time.monotonic()), tasks)
@@ -208,7 +219,7 @@ class Cluster:
                         await self._notices.tell_exited(name, child.pid)
                 case Finish(exit_code):
                     self._exit_code = exit_code
-                case AnnounceReady() | AnnounceRestart() | AnnounceFailure() | AnnounceOverdue():
+                case AnnounceReady() | AnnounceRestart() | AnnounceFailure() | AnnounceOverdue() | AnnounceHung():
                     self._announce(command)
                 case _:
                     assert_never(command)
@@ -234,6 +245,11 @@ class Cluster:
         self._display.forget(name)
         self._events.put_nowait(Exited(name, code))
 
+    def _on_silent(self, process: MemberProcess) -> None:
+        child = self._children.get(process.name)
+        if child is not None and child.pid == process.pid:  # not another machine's, nor the next one of this name
+            self._events.put_nowait(Hung(process.name))
+
     def _on_notice(self, name: str, notice: Notice) -> None:
         self._display.update(name, notice, time.monotonic())
         if notice.state == "failed":
@@ -241,19 +257,23 @@ class Cluster:
         if notice.state == self._ready_states[name]:
             self._events.put_nowait(Ready(name))
 
-    def _announce(self, news: AnnounceReady | AnnounceRestart | AnnounceFailure | AnnounceOverdue) -> None:
+    def _announce(
+        self, news: AnnounceReady | AnnounceRestart | AnnounceFailure | AnnounceOverdue | AnnounceHung
+    ) -> None:
         match news:
             case AnnounceReady():
                 print(self._ready_line, flush=True)
             case AnnounceRestart(name, code, delay_s, failures):
                 how = describe_exit(code)
-                logger.warning(
-                    "%s ended %s (failures in a row: %d); starting it again in %.1f s", name, how, failures, delay_s
-                )
+                level = logging.ERROR if failures >= FAILURES_BEFORE_READY else logging.WARNING
+                text = "%s ended %s (failures in a row: %d); starting it again in %.1f s"
+                logger.log(level, text, name, how, failures, delay_s)
             case AnnounceFailure(name, message):
                 reason = self._reasons.get(name)
                 self._failure = message if reason is None else f"{message}: {reason}"
                 logger.error("%s: ending all", message)
+            case AnnounceHung(name):
+                logger.warning("%s does nothing any more, says the coordinator: killing it", name)
             case AnnounceOverdue(name):
                 logger.warning("%s is not gone by its deadline: killing it", name)
             case _:

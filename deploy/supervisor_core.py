@@ -42,6 +42,12 @@ class Exited(msgspec.Struct, frozen=True):
     """Exit code; minus the signal's number when a signal ended it."""
 
 
+class Hung(msgspec.Struct, frozen=True):
+    """The coordinator has not heard of the process for too long, and has given it up."""
+
+    name: str
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """SIGTERM or SIGINT came."""
 
@@ -50,7 +56,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     """`next_deadline_s` is reached (or not: nothing happens then)."""
 
 
-Event = Ready | Exited | StopRequested | TimePassed
+Event = Ready | Exited | Hung | StopRequested | TimePassed
 
 
 # --- commands -------------------------------------------------------------------------------------------------
@@ -107,6 +113,12 @@ class AnnounceOverdue(msgspec.Struct, frozen=True):
     name: str
 
 
+class AnnounceHung(msgspec.Struct, frozen=True):
+    """A process does nothing any more and is being killed, to be started again."""
+
+    name: str
+
+
 class Finish(msgspec.Struct, frozen=True):
     """All processes are gone."""
 
@@ -122,6 +134,7 @@ Command = (
     | AnnounceRestart
     | AnnounceFailure
     | AnnounceOverdue
+    | AnnounceHung
     | Finish
 )
 
@@ -151,6 +164,8 @@ class Supervisor:
                 return self._on_ready(self._processes[name], now_s)
             case Exited(name, code):
                 return self._on_exit(self._processes[name], code, now_s)
+            case Hung(name):
+                return self._on_hung(self._processes[name])
             case StopRequested():
                 return self._kill_all() if self.is_ending else self._end(0, now_s)
             case TimePassed():
@@ -206,6 +221,12 @@ class Supervisor:
             return commands + self._end(1, now_s)
         commands.append(AnnounceRestart(process.name, code, delay_s, process.failures))
         return commands + self._start_due(now_s)
+
+    def _on_hung(self, process: SupervisedProcess) -> list[Command]:
+        if process.state is not ProcessState.READY or process.is_condemned:
+            return []  # said again before its exit was seen; or it is being ended, which has a deadline of its own
+        process.condemn()
+        return [AnnounceHung(process.name), Kill(process.name)]
 
     def _on_time(self, now_s: float) -> list[Command]:
         if not self.is_ending:

@@ -32,6 +32,12 @@ class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     prefix_caching: Annotated[
         bool, Meta(description="keep what was computed, as far as memory allows, for prompts that begin alike")
     ] = True
+    step_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0, description="an engine core whose step takes longer ends itself; the first may take 5 times as long"
+        ),
+    ] = 120.0
     drain_timeout_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM, seconds for running requests to finish")
     ] = 30.0

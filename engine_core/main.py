@@ -91,7 +91,9 @@ def _serve(
     core = EngineCore(scheduler, config.drain_timeout_s)
     context = zmq.Context()
     outputs = OutputThread(context, identity.incarnation, inbox)
-    inputs = InputThread(context, config.engines_address, identity, inbox, outputs.queue, lifeline)
+    inputs = InputThread(
+        context, config.engines_address, identity, inbox, outputs.queue, lifeline, config.step_timeout_s
+    )
     threads = [start_thread("output", outputs.run), start_thread("input", inputs.run)]
     watch.serving()
     try:

@@ -186,7 +186,7 @@ class Scheduler:
 
     def _fail_at_once(self, request: EngineCoreRequest, error: str) -> OutputsByClient:
         self._count_end(request.key, FinishReason.ERROR)
-        return {request.client_index: [_last_word(request, 0, FinishReason.ERROR, error)]}
+        return {request.client_index: [_last_word(request, request.num_output_tokens, FinishReason.ERROR, error)]}
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is Status.RUNNING:

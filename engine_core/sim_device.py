@@ -71,11 +71,17 @@ class SimDevice:
             raise SimulatedFailure(f"step {self._steps} fails, as asked")
         if self._steps == self._options.hang_at_step:
             threading.Event().wait()
+        self._fail_of_poison(plan)
         prefilled = sum(len(chunk.token_ids) for chunk in plan.prefills)
         milliseconds = prefilled * self._options.prefill_ms_per_token
         if plan.decodes:
             milliseconds += self._options.decode_ms + len(plan.decodes) * self._options.decode_ms_per_row
         time.sleep(milliseconds / 1_000)
+
+    def _fail_of_poison(self, plan: StepPlan) -> None:
+        rows = {chunk.row for chunk in plan.prefills} | {decode.row for decode in plan.decodes}
+        if any(self._options.poison_token in self._rows[row][0].prompt for row in rows):
+            raise SimulatedFailure("a request of this step holds the poison token")
 
     def _sample(self, decode: DecodeRow) -> int:
         admission, key = self._rows[decode.row]

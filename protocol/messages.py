@@ -102,6 +102,13 @@ class EngineState(Message, frozen=True):
     """Requests routed to it that have not ended."""
 
 
+class MemberProcess(Message, frozen=True):
+    """The process behind a member's name."""
+
+    name: str
+    pid: int
+
+
 class Refused(Message, frozen=True):
     """coordinator -> anyone: your Hello is not accepted; do not come back with the same one."""
 
@@ -126,6 +133,10 @@ class ClientHello(Message, frozen=True):
     """Engine cores that have accepted, unfinished requests of it: each that the coordinator does not know, and does
     not meet within its settling time, or that has cut the streams to it, is answered with EngineLost, so that no
     loss is missed during a reconnect."""
+    requests: list[tuple[RequestKey, Incarnation]] = []
+    """Accepted, unfinished requests of it, each with the engine core that has it by the coordinator's word. A
+    coordinator that may have died between saying so and handing the request on has left it nowhere: the next one
+    answers with RequestsLost for those that their engine core does not know."""
 
 
 class EngineCoreRequest(Message, frozen=True):
@@ -158,6 +169,8 @@ class EngineCoreRequest(Message, frozen=True):
     """Requests with the same key had better run on the same engine core."""
     engine_rank: int = -1
     """Index of the wanted engine core; -1 for any."""
+    deaths: int = 0
+    """Engine cores that died in a row while they had this request, with no new token of it between."""
 
     @property
     def key(self) -> RequestKey:
@@ -179,6 +192,12 @@ class GetCard(Message, frozen=True):
 
 class Heartbeat(Message, frozen=True):
     """I am alive: from an API server each HEARTBEAT_S, and each time back from the coordinator."""
+
+
+class Cleared(Message, frozen=True):
+    """These requests have got new tokens, though engine cores had died with them."""
+
+    keys: list[RequestKey]
 
 
 class ProcessExited(Message, frozen=True):
@@ -254,6 +273,12 @@ class EngineLost(Message, frozen=True):
     engine_index: EngineIndex
     incarnation: Incarnation
     reason: str
+
+
+class RequestsLost(Message, frozen=True):
+    """These requests are not where an earlier coordinator had said, or have just ended there."""
+
+    keys: list[RequestKey]
 
 
 class Card(Message, frozen=True):
@@ -396,6 +421,9 @@ class ClusterSnapshot(Message, frozen=True):
     """Frames that the coordinator dropped as malformed."""
     rejected_total: dict[str, int] = {}
     """Requests refused, by reject reason in lower case."""
+    silent: list[MemberProcess] = []
+    """Engine cores given up because nothing was heard of them, whose processes may still be there: whoever started
+    them had better end them."""
 
 
 class EngineUpdate(Message, frozen=True):
@@ -414,6 +442,7 @@ TYPE_NUMBERS: dict[type[Message], int] = {
     GetCard: 4,
     Heartbeat: 5,
     ProcessExited: 6,
+    Cleared: 7,
     ClientWelcome: 16,
     Accepted: 17,
     Rejected: 18,
@@ -421,6 +450,7 @@ TYPE_NUMBERS: dict[type[Message], int] = {
     Card: 20,
     CardUnknown: 21,
     Refused: 22,
+    RequestsLost: 23,
     EngineHello: 32,
     LoadReport: 33,
     BlocksChanged: 34,
@@ -433,8 +463,10 @@ TYPE_NUMBERS: dict[type[Message], int] = {
 }
 """Never changed, never used again for another message."""
 
-ClientToCoordinator = ClientHello | EngineCoreRequest | Abort | GetCard | Heartbeat | ProcessExited
-CoordinatorToClient = ClientWelcome | Accepted | Rejected | EngineLost | Card | CardUnknown | Heartbeat | Refused
+ClientToCoordinator = ClientHello | EngineCoreRequest | Abort | Cleared | GetCard | Heartbeat | ProcessExited
+CoordinatorToClient = (
+    ClientWelcome | Accepted | Rejected | EngineLost | RequestsLost | Card | CardUnknown | Heartbeat | Refused
+)
 EngineToCoordinator = EngineHello | LoadReport | BlocksChanged | Card
 CoordinatorToEngine = EngineWelcome | EngineCoreRequest | Abort | Clients | GetBlocks | Refused
 EngineToClient = EngineCoreOutputs

@@ -11,8 +11,8 @@ import pytest
 import zmq.asyncio
 from api_server_fakes import CARD, ENGINE, LIMIT_S, FakeCoordinator, FakeEngineCore, engine_state
 
-from api_server.engine_client import ClusterRefusedUs, EngineClient
-from api_server.generation_backend import AbortCause, Collector, GenerationFailed, NoModel, Rejected, UnknownModel
+from api_server.engine_client import ClusterRefusedUs, EngineClient, Patience
+from api_server.generation_backend import AbortCause, Collector, NoModel, Rejected, UnknownModel
 from api_server.links import Links
 from api_server.metrics import Metrics
 from api_server.placement import Placement
@@ -33,6 +33,7 @@ from protocol.messages import (
     Load,
     Refused,
     RejectReason,
+    RequestKey,
 )
 from protocol.messages import (
     Rejected as RejectedMessage,
@@ -54,7 +55,7 @@ class Cluster:
         self.links = Links(self.context, *addresses, identity)
         hello = ClientHello(PROTOCOL_VERSION, "api-0", Incarnation("inc"), self.links.output_address, 1)
         loop = asyncio.get_running_loop()
-        self.client = EngineClient(self.links, hello, admission_timeout_s, self.metrics, loop.time)
+        self.client = EngineClient(self.links, hello, Patience(admission_timeout_s, 20.0), self.metrics, loop.time)
         self.running = asyncio.create_task(self.client.run())
         self.engine = FakeEngineCore(self.context, self.links.output_address)
         self.coordinator: FakeCoordinator | None = None
@@ -255,30 +256,42 @@ async def test_a_repeated_message_changes_nothing(cluster: Cluster) -> None:
     assert await read_to_the_end(collector) == ([4, 5, 6], FinishReason.STOP)
 
 
-async def test_a_gap_ends_the_generation_with_an_error_and_an_abort(cluster: Cluster) -> None:
+async def resumed(cluster: Cluster, before: EngineCoreRequest) -> list[int]:
+    """Waits until a generation is submitted again; accepts it, and returns what it is computed from."""
     assert cluster.coordinator is not None
+    request, prompt = await cluster.coordinator.next_prompt()
+    assert request.key == RequestKey(before.request_id, before.attempt + 1)
+    await cluster.coordinator.accept(request)
+    return prompt
+
+
+async def test_a_gap_makes_the_generation_go_on_as_another_attempt(cluster: Cluster) -> None:
     request, collector = await accepted(cluster)
-    await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 1, [5]))
-    with pytest.raises(GenerationFailed) as failure:
-        await collector.get()
-    assert failure.value.retryable
-    assert (await cluster.coordinator.next(Abort)).keys == [request.key]
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [4]))
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 2, [6]))
+    assert (await resumed(cluster, request))[-1] == 4
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 1, 1, [5], FinishReason.STOP))
+    assert await read_to_the_end(collector) == ([4, 5], FinishReason.STOP)
+    assert cluster.count("requests_resumed_total", cause="outputs_lost") == 1
+    assert cluster.count("request_success_total", model_name="tiny", finished_reason="stop") == 1
 
 
-async def test_a_swapped_pair_of_messages_ends_the_generation_with_an_error(cluster: Cluster) -> None:
+async def test_a_swapped_pair_of_messages_makes_the_generation_go_on_as_another_attempt(cluster: Cluster) -> None:
     request, collector = await accepted(cluster)
     await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 1, [5]), sequence=1)
     await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [4]), sequence=0)
-    with pytest.raises(GenerationFailed):
-        await collector.get()
+    await resumed(cluster, request)
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 1, 0, [4], FinishReason.STOP), sequence=2)
+    assert await read_to_the_end(collector) == ([4], FinishReason.STOP)
 
 
 async def test_a_lost_last_message_is_noticed_by_the_next_one(cluster: Cluster) -> None:
     """Positions alone would leave the generation waiting for ever."""
-    _, collector = await accepted(cluster)
+    request, collector = await accepted(cluster)
     await cluster.engine.push(sequence=1)
-    with pytest.raises(GenerationFailed):
-        await asyncio.wait_for(collector.get(), LIMIT_S)
+    await resumed(cluster, request)
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 1, 0, [4], FinishReason.STOP))
+    assert await read_to_the_end(collector) == ([4], FinishReason.STOP)
 
 
 async def test_a_rejection_is_raised_with_its_reason(cluster: Cluster) -> None:
@@ -316,13 +329,16 @@ async def test_a_cancelled_submission_is_aborted(cluster: Cluster) -> None:
     assert cluster.count("requests_aborted_total", cause="disconnect") == 1
 
 
-async def test_a_lost_engine_core_ends_its_generations_as_retryable(cluster: Cluster) -> None:
+async def test_a_lost_engine_core_is_not_noticed(cluster: Cluster) -> None:
     assert cluster.coordinator is not None
-    _, collector = await accepted(cluster)
+    request, collector = await accepted(cluster)
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [4]))
+    assert (await asyncio.wait_for(collector.get(), LIMIT_S)).token_ids == [4]
     await cluster.coordinator.send(EngineLost(EngineIndex(0), ENGINE, "killed by signal 9"))
-    with pytest.raises(GenerationFailed, match="signal 9") as failure:
-        await asyncio.wait_for(collector.get(), LIMIT_S)
-    assert failure.value.retryable
+    assert (await resumed(cluster, request))[-1] == 4
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 1, 1, [5], FinishReason.STOP))
+    assert await read_to_the_end(collector) == ([5], FinishReason.STOP)
+    assert cluster.count("requests_resumed_total", cause="engine_lost") == 1
 
 
 async def test_a_coordinator_that_does_not_answer_is_a_rejection_in_time(lonely: Cluster) -> None:

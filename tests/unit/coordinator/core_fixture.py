@@ -16,6 +16,7 @@ from coordinator.events import (
     Link,
     Publish,
     Send,
+    Subscribed,
     TurnEnded,
     Unreachable,
 )
@@ -30,9 +31,11 @@ from protocol.messages import (
     Card,
     ClientHello,
     ClientToCoordinator,
+    ClusterSnapshot,
     EngineCoreRequest,
     EngineHello,
     EngineRun,
+    EngineState,
     EngineToCoordinator,
     Heartbeat,
     Load,
@@ -96,6 +99,14 @@ class Core:
 
     def published(self, commands: list[Command] | None = None) -> list[Message]:
         return [c.message for c in (self.commands if commands is None else commands) if isinstance(c, Publish)]
+
+    def state_of(self, engine: "FakeEngine") -> EngineState:
+        """What is published of an engine core."""
+        self.handle(Subscribed())
+        (snapshot,) = self.published(self.end_turn())
+        assert isinstance(snapshot, ClusterSnapshot)
+        (state,) = [each for each in snapshot.engines if each.incarnation == engine.incarnation]
+        return state
 
     def drops(self) -> list[str]:
         return [command.reason for command in self.commands if isinstance(command, Drop)]
@@ -169,26 +180,36 @@ class FakeClient:
         self.core.handle(FromClient(self.identity, AT_COORDINATOR_FROM_CLIENT.decode(encode(message, *buffers))))
         return self.core.sent_to(self.identity)
 
-    def hello(self, *engines: EngineRun, index: int | None = None, version: int = PROTOCOL_VERSION) -> list[Message]:
+    def hello(
+        self,
+        *engines: EngineRun,
+        index: int | None = None,
+        version: int = PROTOCOL_VERSION,
+        requests: Iterable[tuple[RequestKey, Incarnation]] = (),
+    ) -> list[Message]:
         claimed = self.index if index is None else ClientIndex(index)
+        address = f"ipc:///run/{self.name}"
         hello = ClientHello(
-            version, self.name, self.incarnation, f"ipc:///run/{self.name}", self.pid, claimed, list(engines)
+            version, self.name, self.incarnation, address, self.pid, claimed, list(engines), list(requests)
         )
         answer = self.say(hello)
         for message in answer:
             self.index = getattr(message, "client_index", self.index)
         return answer
 
-    def request(self, request_id: str, tokens: int = 10, attempt: int = 0, model: str = MODEL) -> EngineCoreRequest:
+    def request(
+        self, request_id: str, tokens: int = 10, attempt: int = 0, model: str = MODEL, deaths: int = 0
+    ) -> EngineCoreRequest:
+        sampling = SamplingParams(max_tokens=8)
         return EngineCoreRequest(
-            RequestId(request_id), self.index, attempt, model, tokens, SamplingParams(max_tokens=8), 0.0
+            RequestId(request_id), self.index, attempt, model, tokens, sampling, 0.0, deaths=deaths
         )
 
     def submit(
-        self, request_id: str, tokens: int = 10, attempt: int = 0, model: str = MODEL
+        self, request_id: str, tokens: int = 10, attempt: int = 0, model: str = MODEL, deaths: int = 0
     ) -> Accepted | Rejected | None:
         """Submits; returns the answer, None while it waits."""
-        self.say(self.request(request_id, tokens, attempt, model), pack_token_ids(range(tokens)))
+        self.say(self.request(request_id, tokens, attempt, model, deaths), pack_token_ids(range(tokens)))
         answers = [m for m in self.core.sent_to(self.identity) if isinstance(m, Accepted | Rejected)]
         assert len(answers) <= 1
         return answers[0] if answers else None

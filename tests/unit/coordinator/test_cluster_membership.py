@@ -13,6 +13,7 @@ from protocol.messages import (
     ClientAddress,
     Clients,
     ClientWelcome,
+    ClusterSnapshot,
     EngineCoreRequest,
     EngineHello,
     EngineLost,
@@ -21,6 +22,7 @@ from protocol.messages import (
     Heartbeat,
     Load,
     LoadReport,
+    MemberProcess,
     Refused,
     Rejected,
     RejectReason,
@@ -129,6 +131,34 @@ def test_what_comes_before_hello_is_dropped_and_counted(core: Core) -> None:
     core.handle(Garbage(Link.CLUSTER, Identity(b""), "cluster: nonsense"))
     (snapshot,) = core.published(core.wait(1.0))
     assert snapshot.malformed_total == 3  # type: ignore[attr-defined]
+
+
+def silent(core: Core) -> list[MemberProcess]:
+    core.handle(Subscribed())
+    (snapshot,) = core.published(core.end_turn())
+    assert isinstance(snapshot, ClusterSnapshot)
+    return snapshot.silent
+
+
+def test_a_silent_engine_core_is_named_to_whoever_may_end_it_until_it_is_heard_or_replaced(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    assert silent(core) == []
+    core.wait(TIMEOUT_S)
+    assert silent(core) == [MemberProcess(engine.name, engine.pid)], "API servers are left alone"
+    engine.report()
+    assert silent(core) == []
+    core.wait(TIMEOUT_S)
+    FakeEngine(core, incarnation="e2").hello()
+    assert silent(core) == []
+
+
+def test_an_engine_core_that_cannot_be_reached_is_not_called_silent(core: Core) -> None:
+    engine = FakeEngine(core)
+    engine.hello()
+    engine.unreachable()
+    assert silent(core) == [], "it may be connecting again, or ending in order"
 
 
 @pytest.mark.parametrize("sign", ["unreachable", "exited", "silent", "restarted"])

@@ -145,13 +145,48 @@ def test_a_newer_attempt_elsewhere_aborts_the_older(core: Core, engine: FakeEngi
     assert counts(core) == [0, 1]
 
 
-def test_a_newer_attempt_that_is_refused_still_ends_the_older(
+def test_a_newer_attempt_without_a_place_waits_for_one_and_ends_the_older(
     core: Core, engine: FakeEngine, client: FakeClient
 ) -> None:
     client.submit("r1")
     engine.report(Load(draining=True))
-    assert rejection(client.submit("r1", attempt=1)) is RejectReason.NO_ENGINE
+    assert client.submit("r1", attempt=1) is None
     assert core.sent_to(engine.identity) == [Abort([key("r1", 0)])]
+    FakeEngine(core, "engine-1").hello()
+    assert [type(m) for m in core.sent_to(client.identity)] == [Accepted]
+
+
+def test_what_has_lost_its_engine_core_waits_for_the_restart(
+    core: Core, engine: FakeEngine, client: FakeClient
+) -> None:
+    client.submit("r1")
+    client.exited(engine.name, engine.pid)
+    assert client.submit("r1", attempt=1) is None
+    assert rejection(client.submit("r2")) is RejectReason.NO_ENGINE, "a new one is refused at once"
+    restarted = FakeEngine(core, incarnation="e2")
+    restarted.hello()
+    (accepted,) = core.sent_to(client.identity)
+    assert isinstance(accepted, Accepted)
+    assert (accepted.key, accepted.engine_incarnation) == (key("r1", 1), "e2")
+
+
+def test_what_waits_for_the_restart_can_be_aborted(core: Core, engine: FakeEngine, client: FakeClient) -> None:
+    client.submit("r1")
+    client.exited(engine.name, engine.pid)
+    client.submit("r1", attempt=1)
+    client.abort(key("r1", 1))
+    FakeEngine(core, incarnation="e2").hello()
+    assert core.sent_to(client.identity) == []
+
+
+def test_what_was_let_in_before_is_not_refused_as_overload() -> None:
+    core = Core(max_requests=1)
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    client.submit("r1")
+    assert rejection(client.submit("r2")) is RejectReason.OVERLOADED
+    assert isinstance(client.submit("r3", attempt=1), Accepted)
 
 
 def test_aborts_reach_the_engine_cores_that_have_the_requests(

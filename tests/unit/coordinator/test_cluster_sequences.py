@@ -2,7 +2,8 @@
 
 The model on the other side keeps for each API server what it has submitted and what it was told, and for each engine
 core what it was sent. The promises, checked after every step:
-- each submission is answered once, with Accepted or Rejected (at the latest when the settling time is over);
+- each submission is answered once, with Accepted or Rejected (at the latest when the settling time is over, but for
+  newer attempts, which wait for an engine core);
 - each accepted request whose end its API server has not seen is at its engine core, or its outputs are still on
   their way, or the API server was told that it is lost (EngineLost, or another client index);
 - no engine core is sent a request of an API server that its last Clients did not name;
@@ -292,7 +293,7 @@ class ClusterSequences(RuleBasedStateMachine):
     def every_submission_is_answered_when_the_coordinator_has_settled(self) -> None:
         if self.core.now_s >= self.started_s + TIMEOUT_S:
             for client in self.live_clients(self.snapshot()):
-                assert not client.unanswered
+                assert all(each.attempt for each in client.unanswered), "only what has lost its engine core waits"
 
     def teardown(self) -> None:
         """When all is over nothing is left in flight."""

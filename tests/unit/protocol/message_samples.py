@@ -7,6 +7,7 @@ from protocol.messages import (
     BlocksChanged,
     Card,
     CardUnknown,
+    Cleared,
     ClientAddress,
     ClientHello,
     Clients,
@@ -27,6 +28,7 @@ from protocol.messages import (
     Heartbeat,
     Load,
     LoadReport,
+    MemberProcess,
     Message,
     ModelInfo,
     ProcessExited,
@@ -34,6 +36,7 @@ from protocol.messages import (
     Rejected,
     RejectReason,
     RequestKey,
+    RequestsLost,
     RouteReason,
 )
 from protocol.sampling import SamplingParams
@@ -61,9 +64,10 @@ SAMPLING = SamplingParams(
 OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e")
 
 SAMPLES: list[Message] = [
-    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)]),
-    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0),
+    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)]),
+    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0, 3),
     Abort([KEY]),
+    Cleared([KEY]),
     GetCard("h"),
     Heartbeat(),
     ProcessExited("n", 1),
@@ -74,6 +78,7 @@ SAMPLES: list[Message] = [
     Card("h"),
     CardUnknown("h"),
     Refused("r"),
+    RequestsLost([KEY]),
     EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5), [ClientIndex(6)]),
     LoadReport(LOAD, 1, [KEY]),
     BlocksChanged(1, True),
@@ -81,17 +86,18 @@ SAMPLES: list[Message] = [
     Clients([ClientAddress(ClientIndex(1), "a")]),
     GetBlocks(),
     EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT], ClientIndex(3)),
-    ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}),
+    ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}, [MemberProcess("n", 4)]),
     EngineUpdate(1, STATE),
 ]
 
 GOLDEN: dict[type[Message], str] = {
-    ClientHello: "019701a16ea169a1610203919204a169",
+    ClientHello: "019801a16ea169a1610203919204a169919292a17202a169",
     EngineCoreRequest: (
-        "029da1720102a16d039d0102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff8000000000000cb"
-        "3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000cb3fe000000000000004a17302cb3ff8000000000000a16b00"
+        "029ea1720102a16d039d0102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff8000000000000cb"
+        "3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000cb3fe000000000000004a17302cb3ff8000000000000a16b0003"
     ),
     Abort: "03919192a17202",
+    Cleared: "07919192a17202",
     GetCard: "0491a168",
     Heartbeat: "0590",
     ProcessExited: "0692a16e01",
@@ -102,6 +108,7 @@ GOLDEN: dict[type[Message], str] = {
     Card: "1491a168",
     CardUnknown: "1591a168",
     Refused: "1691a172",
+    RequestsLost: "17919192a17202",
     EngineHello: (
         "209901a16ea1690294a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d919392a172020304059106"
     ),
@@ -112,8 +119,8 @@ GOLDEN: dict[type[Message], str] = {
     GetBlocks: "3290",
     EngineCoreOutputs: "409601a16902cb3fe00000000000009198a17201029103020405a16503",
     ClusterSnapshot: (
-        "509601a169919601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d0291a1"
-        "6e0281aa6f7665726c6f6164656403"
+        "509701a169919601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d0291a1"
+        "6e0281aa6f7665726c6f61646564039192a16e04"
     ),
     EngineUpdate: "5192019601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d02",
 }
