@@ -15,15 +15,17 @@ from protocol.messages import FinishReason
 FinishWord = Literal["stop", "length"]
 """OpenAI's finish reasons; nothing else reaches a client."""
 
-_FINISH_WORDS: dict[FinishReason, FinishWord] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-
 
 class Finish(msgspec.Struct, frozen=True):
     """How a choice ended."""
 
     reason: FinishWord
     stop_reason: str | int | None = None
-    """The stop string, or the token of stop_token_ids (as in vLLM); None for the model's own end."""
+    """The stop string, or the token of stop_token_ids (as in vLLM); "timeout" when the deadline cut it short, with
+    reason "length", for clients that know OpenAI's reasons only; None for the model's own end."""
+
+
+OUT_OF_TIME = Finish("length", "timeout")
 
 
 class TextDelta(msgspec.Struct, frozen=True):
@@ -73,7 +75,7 @@ class ChoiceText:
                 return TextDelta("".join(parts), self.finish)
         if delta.finish_reason is not None:
             parts.append(self._stops.finish())
-            self.finish = Finish(_FINISH_WORDS[delta.finish_reason], delta.stop_reason)
+            self.finish = _finish(delta.finish_reason, delta.stop_reason)
         return TextDelta("".join(parts), self.finish)
 
     def check_invariants(self) -> None:
@@ -84,3 +86,13 @@ class ChoiceText:
     def _take(self, token_id: int) -> StopScan:
         armed = self.completion_tokens >= self._min_tokens
         return self._stops.push(self._detokenizer.push(token_id), armed)
+
+
+def _finish(reason: FinishReason, stop_reason: int | None) -> Finish:
+    match reason:
+        case FinishReason.STOP:
+            return Finish("stop", stop_reason)
+        case FinishReason.TIMEOUT:
+            return OUT_OF_TIME
+        case _:
+            return Finish("length", stop_reason)

@@ -49,6 +49,9 @@ class RequestPlan(msgspec.Struct, frozen=True):
     stop_strings: list[str]
     include_stop_str_in_output: bool
     skip_special_tokens: bool
+    deadline_s: float = 0.0
+    """Wall clock; 0 for none."""
+    tenant: str = ""
 
     @property
     def prompt_tokens(self) -> int:
@@ -145,6 +148,8 @@ class Choices:
             plan.cache_salt,
             plan.request_prefix,
             self._placements[index // plan.choices_per_prompt],
+            plan.deadline_s,
+            plan.tenant,
         )
 
     def _take(self, index: int, delta: TokenDelta) -> ChoiceDelta:

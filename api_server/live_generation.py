@@ -155,6 +155,8 @@ class LiveGeneration:
             engine_rank=submit.placement.engine_rank,
             num_output_tokens=self._num_resubmitted,
             deaths=self.deaths_in_a_row,
+            deadline_s=submit.deadline_s,
+            tenant=submit.tenant,
         )
 
     @property

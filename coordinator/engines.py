@@ -94,6 +94,7 @@ class EngineMember:
             queued_prefill_tokens=min(self.load.queued_prefill_tokens + self._unseen_tokens, prefill_tokens),
             requests=requests,
             kv_used_share=_share(self.load.kv_used_tokens, self.load.kv_capacity_tokens),
+            waiting_requests=self.load.waiting + len(self._unseen),
         )
 
     def state(self, requests: int) -> EngineState:

@@ -29,19 +29,26 @@ class Router:
         self._blocks = blocks
         self._last_chosen = EngineIndex(-1)
 
-    def route(self, request: EngineCoreRequest, keys: Sequence[BlockKey], model: ModelView) -> Route | Refusal:
-        """The engine core for a request whose first blocks have these keys; from now on they are expected there."""
-        members = {engine.index: engine for engine in self._engines}
-        views = [self._view(engine) for engine in members.values()]
+    def views(self) -> list[EngineView]:
+        """All engine cores, as the policy looks at them."""
+        return [self._view(engine) for engine in self._engines]
+
+    def choose(
+        self, request: EngineCoreRequest, keys: Sequence[BlockKey], views: Sequence[EngineView], model: ModelView
+    ) -> Route | Refusal:
+        """The engine core for a request whose first blocks have these keys; nothing is changed."""
         able = candidates(request, views, model, self._engines.indexes())
         if isinstance(able, Refusal):
             return able
+        members = {engine.index: engine for engine in self._engines}
         among = [self._candidate(view, members[view.index], request, keys) for view in able]
         choice = choose(request, among, self._last_chosen)
-        self._last_chosen = choice.index
-        engine = members[choice.index]
-        self._blocks.expect(engine.identity, request.key, keys)
-        return Route(engine, choice)
+        return Route(members[choice.index], choice)
+
+    def chosen(self, route: Route, request: EngineCoreRequest, keys: Sequence[BlockKey]) -> None:
+        """The request goes there: it is the next one's turn, and its blocks are expected there."""
+        self._last_chosen = route.choice.index
+        self._blocks.expect(route.engine.identity, request.key, keys)
 
     def _view(self, engine: EngineMember) -> EngineView:
         identity = engine.identity

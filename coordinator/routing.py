@@ -20,7 +20,7 @@ from collections.abc import Container, Sequence
 import msgspec
 
 from protocol.identifiers import EngineIndex
-from protocol.messages import EngineCoreRequest, RejectReason, RouteReason
+from protocol.messages import EngineCoreRequest, RejectReason, RouteReason, TokenAllowance
 
 REQUEST_WEIGHT_TOKENS = 64
 """What one unfinished request costs, in prompt tokens: about the decode steps it has still ahead of it when answers
@@ -65,6 +65,8 @@ class EngineView(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens to be computed there, those routed since its last report included."""
     requests: int
     """Requests routed to it that have not ended."""
+    waiting_requests: int = 0
+    """Those of them that are not in the batch yet, as far as is known: who was just sent there counts as waiting."""
     kv_used_share: float = 0.0
     """Of its KV cache, 0 to 1, by running requests: stored blocks make way."""
 
@@ -104,6 +106,8 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     reason: RejectReason
     message: str
     retry_after_s: float = 0.0
+    allowance: TokenAllowance | None = None
+    """For RATE_LIMITED by tokens."""
 
 
 def candidates(

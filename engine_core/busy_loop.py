@@ -37,7 +37,7 @@ class BusyLoop:
         """Returns the exit code. Raises what the device raises: its state cannot be trusted then."""
         while self._core.exit_code is None:
             self._take_events()
-            self._send(self._core.tick(time.monotonic()))
+            self._send(self._core.tick(time.monotonic(), wall_clock_s()))
             plan = self._core.plan()
             self._board.publish(self._core.take_status())
             if plan is not None:

@@ -8,6 +8,7 @@ from typing import assert_never
 
 import msgspec
 
+from engine_core.deadlines import Deadlines
 from engine_core.device import StepPlan
 from engine_core.events import (
     ClientsChanged,
@@ -21,7 +22,7 @@ from engine_core.events import (
     RequestInvalid,
     RequestsAborted,
 )
-from engine_core.scheduler import OutputsByClient, Scheduler
+from engine_core.scheduler import OutputsByClient, Scheduler, joined
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex
 
@@ -36,6 +37,7 @@ class EngineCore:
 
     def __init__(self, scheduler: Scheduler, drain_timeout_s: float) -> None:
         self._scheduler = scheduler
+        self._deadlines = Deadlines()
         self._drain_timeout_s = drain_timeout_s
         self._clients: dict[ClientIndex, str] = {}
         self._welcome = 0
@@ -67,6 +69,7 @@ class EngineCore:
         match event:
             case RequestArrived(request, prompt, chain):
                 self._adds_handled += 1
+                self._deadlines.add(request.key, request.deadline_s)
                 return self._scheduler.add(request, prompt, chain)
             case RequestInvalid(request, error):
                 self._adds_handled += 1
@@ -87,12 +90,15 @@ class EngineCore:
                 assert_never(event)
         return {}
 
-    def tick(self, now_s: float) -> OutputsByClient:
-        """Time has passed: ends a drain that is done or out of time."""
-        outputs: OutputsByClient = {}
+    def tick(self, now_s: float, wall_s: float) -> OutputsByClient:
+        """Time has passed: ends requests whose deadline has, and a drain that is done or out of time.
+
+        To be called between any two steps: while a request is there, there are steps, so that none needs a timer.
+        """
+        outputs = self._scheduler.time_out(self._deadlines.take_due(wall_s))
         if self._settled_s is not None:
             if now_s >= self._drain_deadline_s:
-                outputs = self._scheduler.end_all(SHUT_DOWN)
+                outputs = joined(outputs, self._scheduler.end_all(SHUT_DOWN))
             if now_s >= self._settled_s and not self._scheduler.has_requests:
                 self._exit_code = ExitCode.DRAINED
         return outputs
@@ -109,18 +115,15 @@ class EngineCore:
     def take_status(self) -> CoreStatus:
         """Where it stands, with the requests that ended since this was last asked."""
         load = msgspec.structs.replace(self._scheduler.load(), draining=self._settled_s is not None)
-        return CoreStatus(
-            load,
-            self._scheduler.take_ended(),
-            self._adds_handled,
-            self._welcome,
-            self._progressed_s,
-            self._scheduler.take_block_changes(),
-        )
+        ended = self._scheduler.take_ended()
+        self._deadlines.forget(ended)
+        blocks = self._scheduler.take_block_changes()
+        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s, blocks)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""
         self._scheduler.check_invariants()
+        self._deadlines.check_invariants()
         assert self._exit_code != ExitCode.DRAINED or not self._scheduler.has_requests
 
     def _take_clients(self, addresses: dict[ClientIndex, str]) -> None:

@@ -143,11 +143,20 @@ class Scheduler:
 
     def end_all(self, error: str) -> OutputsByClient:
         """Every request ends with FinishReason.ABORT and this text."""
+        return self._end_with_a_word(list(self._by_id.values()), FinishReason.ABORT, error)
+
+    def time_out(self, keys: Iterable[RequestKey]) -> OutputsByClient:
+        """These requests end with FinishReason.TIMEOUT, behind what they have generated. Unknown ones are skipped."""
+        found = [(key, self._by_id.get(key.request_id)) for key in keys]
+        due = [sequence for key, sequence in found if sequence is not None and sequence.key == key]
+        return self._end_with_a_word(due, FinishReason.TIMEOUT, None)
+
+    def _end_with_a_word(self, ending: list[Sequence], reason: FinishReason, error: str | None) -> OutputsByClient:
         outputs: OutputsByClient = {}
-        for sequence in list(self._by_id.values()):
+        for sequence in ending:
             position = len(sequence.output)
-            self._end(sequence, FinishReason.ABORT)
-            _put(outputs, sequence.request, _last_word(sequence.request, position, FinishReason.ABORT, error))
+            self._end(sequence, reason)
+            _put(outputs, sequence.request, _last_word(sequence.request, position, reason, error))
         return outputs
 
     def take_ended(self) -> list[RequestKey]:
@@ -368,7 +377,12 @@ def _put(outputs: OutputsByClient, request: EngineCoreRequest, output: EngineCor
     outputs.setdefault(request.client_index, []).append(output)
 
 
-def _last_word(request: EngineCoreRequest, position: int, reason: FinishReason, error: str) -> EngineCoreOutput:
+def joined(first: OutputsByClient, second: OutputsByClient) -> OutputsByClient:
+    """The outputs of both, those of `first` first."""
+    return {client: first.get(client, []) + second.get(client, []) for client in first | second}
+
+
+def _last_word(request: EngineCoreRequest, position: int, reason: FinishReason, error: str | None) -> EngineCoreOutput:
     return EngineCoreOutput(request.request_id, request.attempt, position, finish_reason=reason, error=error)
 
 

@@ -11,6 +11,7 @@ from api_server.client_events import (
     Abandon,
     AdmissionTimedOut,
     Admit,
+    DeadlinePassed,
     Deliver,
     Fail,
     FailAll,
@@ -367,3 +368,29 @@ def test_it_is_told_too_when_outputs_overtook_the_answer(driver: Driver) -> None
     driver.output(0, [5])
     accepted = Accepted(KEY, EngineIndex(2), ENGINE, 0, RouteReason.LOAD)
     assert driver.tell(accepted) == [Placed(R, EngineIndex(2), RouteReason.LOAD, 0)]
+
+
+# --- deadlines ------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_core_that_runs_out_of_time_ends_the_generation_with_what_there_is(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [5])
+    assert driver.output(1, [], FinishReason.TIMEOUT) == [Deliver(R, [], FinishReason.TIMEOUT)]
+    assert driver.tell(DeadlinePassed(R)) == []
+
+
+def test_a_deadline_that_passes_unheard_of_ends_the_generation_here(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [5])
+    assert driver.tell(DeadlinePassed(R)) == [Deliver(R, [], FinishReason.TIMEOUT), Send(Abort([KEY]))]
+    assert driver.output(1, [6]) == []
+
+
+def test_a_deadline_that_passes_before_admission_is_a_refusal(driver: Driver) -> None:
+    driver.submit()
+    refuse, abort = driver.tell(DeadlinePassed(R))
+    assert isinstance(refuse, Refuse) and refuse.reason is RejectReason.TIMED_OUT
+    assert abort == Send(Abort([KEY]))

@@ -29,7 +29,7 @@ FIRST = EngineIndex(-1)
 def engine(
     index: int, queued: int = 0, requests: int = 0, available: bool = True, model: str = "m", kv_used: float = 0.0
 ) -> EngineView:
-    return EngineView(EngineIndex(index), model, available, queued, requests, kv_used)
+    return EngineView(EngineIndex(index), model, available, queued, requests, kv_used_share=kv_used)
 
 
 def request(
@@ -224,7 +224,7 @@ views = st.builds(
     st.booleans(),
     st.integers(0, 5000),
     st.integers(0, 20),
-    st.sampled_from([0.0, 0.3, 0.7, 0.94, 0.95, 1.0]),
+    kv_used_share=st.sampled_from([0.0, 0.3, 0.7, 0.94, 0.95, 1.0]),
 )
 
 
