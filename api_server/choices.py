@@ -21,6 +21,8 @@ from api_server.generation_backend import (
     Rejected,
     TokenDelta,
 )
+from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar, AnswerParser
+from api_server.parsers.call_ids import new_call_id, new_short_call_id
 from api_server.placement import Placement, with_block_keys
 from api_server.served_model import ServedModel
 from api_server.stop_strings import StopStrings
@@ -52,6 +54,10 @@ class RequestPlan(msgspec.Struct, frozen=True):
     deadline_s: float = 0.0
     """Wall clock; 0 for none."""
     tenant: str = ""
+    grammar: AnswerGrammar = WHOLE_TEXT
+    """How answers are taken apart."""
+    is_single_call: bool = False
+    """Whether a choice ends with its first tool call."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -77,7 +83,8 @@ class Choices:
         """The pending `get` of each running choice, where there are several."""
         self._placements: list[Placement] = []
         """Of each prompt: its blocks are hashed once, for all its choices."""
-        self._texts = [_choice_text(plan, choice) for choice in plan.choices]
+        markers = plan.model.tokenizer.special_ids_in(plan.grammar.markers)
+        self._texts = [_choice_text(plan, choice, markers) for choice in plan.choices]
 
     async def __aenter__(self) -> Self:
         return self
@@ -172,11 +179,13 @@ async def _cancel(futures: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*futures, return_exceptions=True)
 
 
-def _choice_text(plan: RequestPlan, choice: ChoicePlan) -> ChoiceText:
+def _choice_text(plan: RequestPlan, choice: ChoicePlan, markers: frozenset[int]) -> ChoiceText:
     stop_ids = frozenset({*choice.sampling.stop_token_ids, *plan.model.card.eos_token_ids})
     return ChoiceText(
-        Detokenizer(plan.model.tokenizer, choice.prompt_ids, plan.skip_special_tokens),
+        Detokenizer(plan.model.tokenizer, choice.prompt_ids, plan.skip_special_tokens, markers),
         StopStrings(plan.stop_strings, plan.include_stop_str_in_output),
         choice.sampling.min_tokens,
         frozenset() if plan.include_stop_str_in_output else stop_ids,
+        AnswerParser(plan.grammar, new_short_call_id if plan.grammar.has_short_ids else new_call_id),
+        plan.is_single_call,
     )

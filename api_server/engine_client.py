@@ -39,6 +39,7 @@ from api_server.heap import return_free_memory
 from api_server.knowledge import Knowledge
 from api_server.links import Incoming, Links
 from api_server.metrics import Metrics
+from api_server.parsers.names import AUTO, ParserNames
 from api_server.placement import Placement
 from api_server.prompt_packing import PromptPacker
 from api_server.served_model import ServedModel
@@ -98,8 +99,8 @@ class _Generation:
         self.abort_cause = AbortCause.DISCONNECT
 
 
-def _build_model(card_hash: str, packed: Frame) -> ServedModel:
-    model = ServedModel(unpack_card(packed, card_hash), card_hash)
+def _build_model(card_hash: str, packed: Frame, parsers: ParserNames) -> ServedModel:
+    model = ServedModel(unpack_card(packed, card_hash), card_hash, parsers)
     return_free_memory()
     return model
 
@@ -114,12 +115,14 @@ class EngineClient:
         patience: Patience,
         metrics: Metrics,
         clock: Callable[[], float],
+        parsers: ParserNames = AUTO,
     ) -> None:
-        """`clock` only goes forward, in seconds."""
+        """`clock` only goes forward, in seconds. `parsers` are wanted for all models."""
         self._links = links
         self._core = ClientCore(hello, patience.resume_timeout_s)
         self._admission_timeout_s = patience.admission_timeout_s
         self._metrics = metrics
+        self._parsers = parsers
         self.has_model = asyncio.Event()
         """Set once a model could be served."""
         self._clock = clock
@@ -303,13 +306,14 @@ class EngineClient:
 
     async def _build(self, card_hash: str, packed: Frame) -> None:
         try:
-            model = await asyncio.to_thread(_build_model, card_hash, packed)
+            model = await asyncio.to_thread(_build_model, card_hash, packed, self._parsers)
         except ProtocolError as error:
             self._drop(error)
             self._cards.fail(card_hash, self._clock())
         else:
             self._cards.finish(card_hash, model)
             logger.info("model %s can be served (card %.12s)", model.name, card_hash)
+            logger.info("model %s: tool call parser %s, reasoning parser %s", model.name, *model.parsers)
             self.has_model.set()
         self._knowledge.changed()
 

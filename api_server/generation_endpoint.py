@@ -21,6 +21,7 @@ from api_server.disconnect import cancel_on_disconnect
 from api_server.errors import RETRY_AFTER_S, ApiError, ErrorKind, encode_error, from_domain
 from api_server.generation_backend import GenerationBackend, GenerationFailed
 from api_server.json_body import check_headers, split_fields
+from api_server.parsers.events import Event
 from api_server.placement_hints import placement_by_headers
 from api_server.planned_answer import PlannedAnswer, Planner
 from api_server.sse import EventStream, event
@@ -57,18 +58,18 @@ class GenerationEndpoint:
         await cancel_on_disconnect(receive, answer)
 
     async def _whole(self, planned: PlannedAnswer, scope: Scope, receive: Receive, send: Send) -> None:
-        parts: list[list[str]] = [[] for _ in planned.plan.choices]
+        parts: list[list[Event]] = [[] for _ in planned.plan.choices]
         finishes: dict[int, Finish] = {}
         async with Choices(self._backend, planned.plan) as choices:
             await choices.submit()
             while choices.running:
                 for new in await choices.next():
-                    parts[new.index].append(new.delta.text)
+                    parts[new.index] += new.delta.events
                     if new.delta.finish is not None:
                         finishes[new.index] = new.delta.finish
         if choices.completion_tokens == 0 and OUT_OF_TIME in finishes.values():
             raise out_of_time()
-        whole = [WholeChoice("".join(texts), finishes[index]) for index, texts in enumerate(parts)]
+        whole = [WholeChoice(found, finishes[index]) for index, found in enumerate(parts)]
         body = planned.format.whole(whole, _usage(planned, choices))
         await Response(body, media_type="application/json")(scope, receive, send)
 

@@ -11,6 +11,7 @@ from api_server.choices import ChoicePlan, RequestPlan
 from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
+from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar
 from api_server.placement import Placement
 from api_server.placement_hints import headers_first
 from api_server.sampling_options import Prompt, SamplingOptions, sampling_params
@@ -38,7 +39,12 @@ Planner = Callable[[Fields, GenerationBackend], Coroutine[Any, Any, PlannedAnswe
 
 
 def request_plan(
-    options: SamplingOptions, model: ServedModel, prompts: list[Prompt], request_prefix: str
+    options: SamplingOptions,
+    model: ServedModel,
+    prompts: list[Prompt],
+    request_prefix: str,
+    grammar: AnswerGrammar = WHOLE_TEXT,
+    is_single_call: bool = False,
 ) -> RequestPlan:
     """All choices of all prompts. Choice i of each prompt draws with seed + i. Raises ApiError."""
     if len(prompts) * options.n > MAX_CHOICES:
@@ -59,4 +65,6 @@ def request_plan(
         stop_strings=options.stop_strings,
         include_stop_str_in_output=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
+        grammar=grammar,
+        is_single_call=is_single_call,
     )
