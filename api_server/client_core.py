@@ -36,6 +36,7 @@ from api_server.client_events import (
     LinkDown,
     LinkUp,
     NotSent,
+    Placed,
     Refuse,
     ResumeCause,
     Resumed,
@@ -159,7 +160,7 @@ class ClientCore:
     def _send(self, generation: LiveGeneration) -> Command:
         generation.move(GenerationState.SUBMITTED)
         generation.was_sent = True
-        return Send(generation.request(self._link.client_index), (generation.prompt(),))
+        return Send(generation.request(self._link.client_index), generation.buffers)
 
     def _on_accepted(self, accepted: Accepted, now_s: float) -> list[Command]:
         generation = self._live.get(accepted.key.request_id)
@@ -172,6 +173,7 @@ class ClientCore:
         if not generation.is_acknowledged:
             self._unacknowledged.remove(generation)
             generation.move(GenerationState.STREAMING if generation.num_received else GenerationState.ACCEPTED)
+            return [*_placed(accepted), *self._admit(generation)]
         return self._admit(generation)
 
     def _admit(self, generation: LiveGeneration) -> list[Command]:
@@ -413,3 +415,11 @@ class ClientCore:
         self._link.check_invariants()
         self._strays.check_invariants()
         self._sequences.check_invariants()
+
+
+def _placed(accepted: Accepted) -> list[Command]:
+    """Nothing when this coordinator found the request where an earlier one had sent it."""
+    key, reason = accepted.key, accepted.reason
+    if reason is None:
+        return []
+    return [Placed(key.request_id, accepted.engine_index, reason, accepted.expected_cached_tokens)]

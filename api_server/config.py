@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from api_server.parsers.names import ReasoningParserName, ToolParserName
 from protocol.logs import LogFormat, LogLevel
 
 
@@ -39,6 +40,12 @@ class ApiServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     drain_timeout_s: Annotated[float, Meta(ge=0, description="after SIGTERM, seconds for open requests to finish")] = (
         30.0
     )
+    tool_call_parser: Annotated[
+        ToolParserName, Meta(description="how the model writes tool calls; auto: what its chat template says")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParserName, Meta(description="how the model marks its thoughts; auto: what its chat template says")
+    ] = "auto"
     metrics_dir: Annotated[
         str | None,
         Meta(description="directory shared by the API servers of one machine to sum their metrics"),

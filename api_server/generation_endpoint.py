@@ -21,6 +21,8 @@ from api_server.disconnect import cancel_on_disconnect
 from api_server.errors import RETRY_AFTER_S, ApiError, ErrorKind, encode_error, from_domain
 from api_server.generation_backend import GenerationBackend, GenerationFailed
 from api_server.json_body import check_headers, split_fields
+from api_server.parsers.events import Event
+from api_server.placement_hints import placement_by_headers
 from api_server.planned_answer import PlannedAnswer, Planner
 from api_server.sse import EventStream, event
 from api_server.uploads import Uploads
@@ -45,27 +47,29 @@ class GenerationEndpoint:
             raise ApiError(ErrorKind.DRAINING, "this server is shutting down", retry_after_s=RETRY_AFTER_S)
         request = Request(scope, receive)
         check_headers(request.headers)
+        placement = placement_by_headers(request.headers)
         deadline = read_deadline(request.headers, self._request_timeout_s)
         async with deadline.enforced(), self._uploads.body(request) as body:
             planned = await cancel_on_disconnect(receive, self._planner(split_fields(body), self._backend))
         plan = msgspec.structs.replace(planned.plan, deadline_s=deadline.wall_s, tenant=tenant_of(scope))
         planned = msgspec.structs.replace(planned, plan=plan)
+        planned = planned.placed(placement)
         answer = self._stream(planned, send) if planned.stream else self._whole(planned, scope, receive, send)
         await cancel_on_disconnect(receive, answer)
 
     async def _whole(self, planned: PlannedAnswer, scope: Scope, receive: Receive, send: Send) -> None:
-        parts: list[list[str]] = [[] for _ in planned.plan.choices]
+        parts: list[list[Event]] = [[] for _ in planned.plan.choices]
         finishes: dict[int, Finish] = {}
         async with Choices(self._backend, planned.plan) as choices:
             await choices.submit()
             while choices.running:
                 for new in await choices.next():
-                    parts[new.index].append(new.delta.text)
+                    parts[new.index] += new.delta.events
                     if new.delta.finish is not None:
                         finishes[new.index] = new.delta.finish
         if choices.completion_tokens == 0 and OUT_OF_TIME in finishes.values():
             raise out_of_time()
-        whole = [WholeChoice("".join(texts), finishes[index]) for index, texts in enumerate(parts)]
+        whole = [WholeChoice(found, finishes[index]) for index, found in enumerate(parts)]
         body = planned.format.whole(whole, _usage(planned, choices))
         await Response(body, media_type="application/json")(scope, receive, send)
 

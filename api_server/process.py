@@ -20,6 +20,7 @@ from api_server.http_socket import bind_http_socket, inherited_http_socket, url_
 from api_server.links import Links
 from api_server.metrics import Metrics
 from api_server.metrics_page import MetricsPage
+from api_server.parsers.names import ParserNames
 from api_server.uploads import Uploads
 from protocol.exit_codes import ExitCode
 from protocol.heartbeats import HEARTBEAT_S
@@ -73,8 +74,10 @@ async def _serve(
     config: ApiServerConfig, lifeline: Lifeline, shutdown: _Shutdown, links: Links, hello: ClientHello
 ) -> int:
     metrics = Metrics()
+    clock = asyncio.get_running_loop().time
     patience = Patience(config.admission_timeout_s, config.resume_timeout_s)
-    client = EngineClient(links, hello, patience, metrics, asyncio.get_running_loop().time)
+    parsers = ParserNames(config.tool_call_parser, config.reasoning_parser)
+    client = EngineClient(links, hello, patience, metrics, clock, parsers)
     shared = Path(config.metrics_dir) if config.metrics_dir is not None else None
     page = MetricsPage(metrics, lambda: cluster_families(client.view, client.is_connected), shared)
     uploads = Uploads(config.max_body_bytes)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine_core.block_report import BlockChanges
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import EngineCoreRequest, Load, RequestKey
 from protocol.prefix_hash import BlockHash
@@ -92,3 +93,5 @@ class CoreStatus(msgspec.Struct, frozen=True):
     welcome: int
     progressed_s: float
     """When a step was last completed or work began, in the clock of the busy loop; of no meaning when idle."""
+    blocks: BlockChanges = {}
+    """What was stored and evicted since the last status."""

@@ -106,6 +106,10 @@ class PrefixCache:
         self._saves, self._restores = {}, []
         return orders
 
+    def take_changes(self) -> dict[BlockHash, bool]:
+        """See PrefixIndex."""
+        return self._index.take_changes()
+
     def plan_done(self) -> None:
         """The device has run the plan: what it restored may go."""
         for block_hash in self._pins:

@@ -46,6 +46,7 @@ class PrefixIndex:
         self._uses = 0
         self._inserted = 0
         self._evicted: list[BlockId] = []
+        self._changes: dict[BlockHash, bool] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -109,6 +110,7 @@ class PrefixIndex:
         block = _Block(BlockId(self._inserted), chain[place], parent, self._next_use())
         self._inserted += 1
         self._blocks[block.block_hash] = block
+        self._changes[block.block_hash] = True
         if parent is not None:
             parent.children += 1
         self._note_leaf(block)
@@ -128,6 +130,11 @@ class PrefixIndex:
         """Blocks that went since this was last asked."""
         evicted, self._evicted = self._evicted, []
         return evicted
+
+    def take_changes(self) -> dict[BlockHash, bool]:
+        """Blocks that came (true) or went (false) since this was last asked; of several changes the last."""
+        changes, self._changes = self._changes, {}
+        return changes
 
     def _next_use(self) -> int:
         self._uses += 1
@@ -169,6 +176,7 @@ class PrefixIndex:
         del self._blocks[block.block_hash]
         self._protected.pop(block.block_hash, None)
         self._evicted.append(block.block_id)
+        self._changes[block.block_hash] = False
         if block.parent is not None:
             block.parent.children -= 1
             self._note_leaf(block.parent)

@@ -164,6 +164,10 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return ended
 
+    def take_block_changes(self) -> dict[BlockHash, bool]:
+        """Blocks that were stored (true) or evicted (false) since this was last asked; of several changes the last."""
+        return self._prefixes.take_changes()
+
     def live_requests(self) -> list[tuple[RequestKey, ClientIndex, int]]:
         """Key, client and number of prompt tokens of each request that has not ended."""
         return [(s.key, s.request.client_index, len(s.prompt)) for s in self._by_id.values()]

@@ -155,6 +155,14 @@ async def test_it_serves_from_a_port_of_its_own(server: ApiServer) -> None:
     assert "Traceback" not in server.log
 
 
+async def test_the_parsers_that_were_asked_for_are_used_and_logged(server: ApiServer) -> None:
+    await server.start(tool_call_parser="kimi_k2", reasoning_parser="granite")
+    await server.start_cluster()
+    server.process.send_signal(signal.SIGTERM)
+    assert await server.ended() == 0
+    assert "tool call parser kimi_k2, reasoning parser granite" in server.log
+
+
 async def test_it_starts_soon_stays_small_and_does_nothing_when_idle(server: ApiServer) -> None:
     """Measured on 2 busy cores: 0.9 s to listen, 50 MiB, no CPU tick in 10 s, 2 wake-ups a second (a heartbeat, its
     answer)."""

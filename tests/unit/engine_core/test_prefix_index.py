@@ -132,6 +132,8 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = PrefixIndex(8)
         self.present: dict[BlockHash, BlockId] = {}
         self.pinned: list[list[BlockHash]] = []
+        self.told: set[BlockHash] = set()
+        """What somebody knows who only follows the changes."""
 
     @rule(hashes=CHAINS)
     def store(self, hashes: list[BlockHash]) -> None:
@@ -175,6 +177,9 @@ class IndexMachine(RuleBasedStateMachine):
     def sound(self) -> None:
         self.index.check_invariants()
         assert len(self.index) == len(self.present)
+        for block_hash, is_stored in self.index.take_changes().items():
+            (self.told.add if is_stored else self.told.discard)(block_hash)
+        assert self.told == set(self.present)
         assert all(h in self.present for hashes in self.pinned for h in hashes), "a pinned block is gone"
 
 

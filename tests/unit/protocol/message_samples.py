@@ -4,6 +4,7 @@ from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestI
 from protocol.messages import (
     Abort,
     Accepted,
+    BlocksChanged,
     Card,
     CardUnknown,
     Cleared,
@@ -22,6 +23,7 @@ from protocol.messages import (
     EngineUpdate,
     EngineWelcome,
     FinishReason,
+    GetBlocks,
     GetCard,
     Heartbeat,
     Load,
@@ -36,6 +38,7 @@ from protocol.messages import (
     RequestEnded,
     RequestKey,
     RequestsLost,
+    RouteReason,
     TenantState,
     TokenAllowance,
 )
@@ -73,7 +76,7 @@ SAMPLES: list[Message] = [
     ProcessExited("n", 1),
     RequestEnded(RequestId("r"), 3),
     ClientWelcome(1, RUN, ClientIndex(2)),
-    Accepted(KEY, EngineIndex(1), RUN),
+    Accepted(KEY, EngineIndex(1), RUN, 64, RouteReason.AFFINITY),
     Rejected(KEY, RejectReason.OVERLOADED, "m", 0.5, TokenAllowance(4, 5, 0.25)),
     EngineLost(EngineIndex(1), RUN, "r"),
     Card("h"),
@@ -82,8 +85,10 @@ SAMPLES: list[Message] = [
     RequestsLost([KEY]),
     EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5), [ClientIndex(6)]),
     LoadReport(LOAD, 1, [KEY]),
+    BlocksChanged(1, True),
     EngineWelcome(1, RUN, EngineIndex(2), True),
     Clients([ClientAddress(ClientIndex(1), "a")], 2, RUN),
+    GetBlocks(),
     EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT], ClientIndex(3)),
     ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}, [MemberProcess("n", 4)], [TenantState("t", 4, 5, 6)]),
     EngineUpdate(1, STATE),
@@ -102,7 +107,7 @@ GOLDEN: dict[type[Message], str] = {
     ProcessExited: "0692a16e01",
     RequestEnded: "0892a17203",
     ClientWelcome: "109301a16902",
-    Accepted: "119392a1720201a169",
+    Accepted: "119592a1720201a1694002",
     Rejected: "129592a1720203a16dcb3fe0000000000000930405cb3fd0000000000000",
     EngineLost: "139301a169a172",
     Card: "1491a168",
@@ -113,8 +118,10 @@ GOLDEN: dict[type[Message], str] = {
         "209901a16ea1690294a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d919392a172020304059106"
     ),
     LoadReport: "21939f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d019192a17202",
+    BlocksChanged: "229201c3",
     EngineWelcome: "309401a16902c3",
     Clients: "3193919201a16102a169",
+    GetBlocks: "3290",
     EngineCoreOutputs: "409601a16902cb3fe00000000000009198a17201029103020405a16503",
     ClusterSnapshot: (
         "509801a169919601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d0291a1"
