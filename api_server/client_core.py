@@ -187,12 +187,13 @@ class ClientCore:
         generation = self._live.get(key.request_id)
         if generation is None or key.attempt != generation.attempt or generation.state is not GenerationState.SUBMITTED:
             return []
-        if (
-            generation.is_admitted or rejected.reason is RejectReason.DUPLICATE
-        ):  # the latter: of us under another client index
+        is_ours = rejected.reason is RejectReason.DUPLICATE  # under another client index
+        if generation.is_admitted or is_ours:
             return self._postpone(generation)
         self._end(generation, now_s)
         why = rejected.reason, rejected.message, rejected.retry_after_s, rejected.allowance
+        if rejected.reason is RejectReason.UNKNOWN_MODEL:  # to a coordinator that has just started: we have its card
+            why = RejectReason.NO_ENGINE, rejected.message, OVERLOAD_RETRY_AFTER_S, rejected.allowance
         return [Refuse(key.request_id, *why)]
 
     def _postpone(self, generation: LiveGeneration) -> list[Command]:

@@ -13,6 +13,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     BlocksChanged,
     Card,
+    Clients,
     EngineHello,
     EngineLost,
     EngineToCoordinator,
@@ -39,6 +40,7 @@ class EngineLink:
         self._settling = parts.settling
         self._publisher = parts.publisher
         self._outbox = parts.outbox
+        self._clients_number = 0
 
     def handle(self, identity: Identity, received: Received[EngineToCoordinator], now_s: float) -> None:
         """Takes a message. Raises ProtocolError, with nothing changed, when its sender must not send it."""
@@ -177,7 +179,9 @@ class EngineLink:
 
     def _send_clients_to(self, engine: EngineMember) -> None:
         if not engine.awaits_clients:
-            self._outbox.to_engine(engine.identity, self._clients.addresses())
+            self._clients_number += 1
+            clients = Clients(self._clients.addresses(), self._clients_number, self._incarnation)
+            self._outbox.to_engine(engine.identity, clients)
 
     def _note(self, engine: EngineMember, what: str) -> None:
         self._outbox.add(Note(f"engine core {engine.hello.name} (index {engine.index}) {what}"))

@@ -100,9 +100,14 @@ class CoordinatorLink:
         self._identity = identity
         self._connected = False
         self._greeted = False
+        self._is_welcomed = False
+        """Whether the coordinator has answered the last Hello."""
         self._welcomes = 0
         self._engine_index = EngineIndex(-1)
+        self._coordinator = Incarnation("")
+        """The one that welcomed us last."""
         self._clients: dict[ClientIndex, str] = {}
+        self._clients_number = 0
         self._taken: dict[RequestKey, tuple[ClientIndex, int]] = {}
         """Requests passed on to the busy loop that have not ended, with client and number of prompt tokens."""
         self._blocks = BlockReport()
@@ -144,10 +149,8 @@ class CoordinatorLink:
                 return self._request_received(message, buffers)
             case Abort(keys):
                 return [TellCore(RequestsAborted(keys))]
-            case Clients(clients):
-                self._clients = {client.client_index: client.address for client in clients}
-                changed = ClientsChanged(self._clients)
-                return [TellOutputs(changed), TellCore(changed)]
+            case Clients():
+                return self._clients_changed(message)
             case EngineWelcome():
                 return self._welcomed(message)
             case GetBlocks():
@@ -157,7 +160,18 @@ class CoordinatorLink:
             case _:
                 assert_never(message)
 
+    def _clients_changed(self, message: Clients) -> list[LinkCommand]:
+        is_late = message.incarnation != self._coordinator or message.number < self._clients_number
+        if message.number and is_late:
+            return []  # of an older connection
+        self._clients_number = message.number
+        self._clients = {client.client_index: client.address for client in message.clients}
+        changed = ClientsChanged(self._clients)
+        return [TellOutputs(changed), TellCore(changed)]
+
     def _request_received(self, request: EngineCoreRequest, buffers: Sequence[Frame]) -> list[LinkCommand]:
+        if not self._is_welcomed:
+            return []  # sent before our Hello was read: it comes again after the Welcome, behind what it needs
         self._taken[request.key] = (request.client_index, request.num_prompt_tokens)
         if request.client_index not in self._clients:
             reason = f"request {request.request_id} is for client {request.client_index}, whose address never came"
@@ -167,6 +181,9 @@ class CoordinatorLink:
 
     def _welcomed(self, welcome: EngineWelcome) -> list[LinkCommand]:
         self._welcomes += 1
+        self._is_welcomed = True
+        if welcome.incarnation != self._coordinator:
+            self._coordinator, self._clients_number = welcome.incarnation, 0
         self._engine_index = welcome.engine_index
         commands: list[LinkCommand] = [
             TellOutputs(Joined(welcome.engine_index, welcome.incarnation)),
@@ -188,6 +205,7 @@ class CoordinatorLink:
 
     def _greet(self, now_s: float) -> list[LinkCommand]:
         self._greeted, self._told_blocks = True, False
+        self._is_welcomed = False
         self._next_report_s = now_s + HEARTBEAT_S
         hello = EngineHello(
             PROTOCOL_VERSION,

@@ -404,6 +404,12 @@ class Clients(Message, frozen=True):
     """All API servers there are; requests of any other are to be dropped."""
 
     clients: list[ClientAddress]
+    number: int = 0
+    """Counts up from 1 in each coordinator; 0 for none. When a connection is made anew, what is left of the old one may
+    be read after what came by the new one: a smaller number than the last, or one of a coordinator that is gone, is
+    passed over."""
+    incarnation: Incarnation = Incarnation("")
+    """The coordinator's."""
 
 
 # --- outputs link: engine core (PUSH) -> API server (PULL) ----------------------------------------------------

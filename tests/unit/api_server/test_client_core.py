@@ -166,6 +166,12 @@ def test_a_rejection_is_terminal(driver: Driver) -> None:
     assert driver.core.num_generations == 0
 
 
+def test_a_model_that_a_new_coordinator_has_not_met_yet_is_not_unknown(driver: Driver) -> None:
+    driver.submit()
+    rejected = Rejected(KEY, RejectReason.UNKNOWN_MODEL, "no engine core has served it")
+    assert driver.tell(rejected) == [Refuse(R, RejectReason.NO_ENGINE, "no engine core has served it", 1.0)]
+
+
 def test_an_abandoned_generation_is_aborted_once_and_its_late_outputs_are_dropped(driver: Driver) -> None:
     driver.submit()
     driver.accept()

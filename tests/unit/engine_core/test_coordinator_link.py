@@ -120,6 +120,27 @@ def bench() -> Bench:
     return Bench()
 
 
+def test_a_request_that_overtakes_the_welcome_of_its_connection_is_left_to_come_again(bench: Bench) -> None:
+    bench.join()
+    bench.connect()
+    assert bench.request("a") == []
+    assert bench.connect().requests == [], "it is not among those that we have"
+    bench.receive(welcome())
+    assert bench.request("a") != []
+
+
+def test_api_servers_as_an_older_connection_had_them_are_passed_over(bench: Bench) -> None:
+    bench.connect()
+    bench.receive(welcome())
+    first, second = Incarnation("c0"), Incarnation("c1")
+    assert bench.receive(Clients(CLIENTS.clients, 2, first)) != []
+    assert bench.receive(Clients([], 1, first)) == []
+    assert bench.receive(Clients([], 3, first)) != []
+    bench.receive(EngineWelcome(PROTOCOL_VERSION, second, EngineIndex(3)))
+    assert bench.receive(Clients(CLIENTS.clients, 1, second)) != [], "the next coordinator counts anew"
+    assert bench.receive(Clients([], 4, first)) == []
+
+
 def test_hello_is_said_on_each_connection_and_restates_everything(bench: Bench) -> None:
     first = bench.connect()
     assert first == EngineHello(PROTOCOL_VERSION, "e0", Incarnation("i0"), 7, MODEL)

@@ -87,7 +87,7 @@ SAMPLES: list[Message] = [
     LoadReport(LOAD, 1, [KEY]),
     BlocksChanged(1, True),
     EngineWelcome(1, RUN, EngineIndex(2), True),
-    Clients([ClientAddress(ClientIndex(1), "a")]),
+    Clients([ClientAddress(ClientIndex(1), "a")], 2, RUN),
     GetBlocks(),
     EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT], ClientIndex(3)),
     ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}, [MemberProcess("n", 4)], [TenantState("t", 4, 5, 6)]),
@@ -120,7 +120,7 @@ GOLDEN: dict[type[Message], str] = {
     LoadReport: "21939f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d019192a17202",
     BlocksChanged: "229201c3",
     EngineWelcome: "309401a16902c3",
-    Clients: "3191919201a161",
+    Clients: "3193919201a16102a169",
     GetBlocks: "3290",
     EngineCoreOutputs: "409601a16902cb3fe00000000000009198a17201029103020405a16503",
     ClusterSnapshot: (
