@@ -1,7 +1,7 @@
 """Request fields that this version does not act on: refused unless they say "off", never silently ignored.
 
 Fields that no answer depends on are accepted without effect instead, and therefore not listed: user, metadata,
-safety_identifier, prompt_cache_key, prompt_cache_retention.
+safety_identifier, prompt_cache_retention.
 """
 
 from collections.abc import Mapping

@@ -142,7 +142,8 @@ class EngineCore:
         load = msgspec.structs.replace(self._scheduler.load(), draining=self._settled_s is not None, ssd=ssd)
         ended = self._scheduler.take_ended()
         self._deadlines.forget(ended)
-        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s)
+        blocks = self._scheduler.take_block_changes()
+        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s, blocks)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""

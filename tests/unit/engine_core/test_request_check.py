@@ -60,7 +60,7 @@ def test_prefixes_are_named_by_tokens_model_and_salt_where_they_are_stored() -> 
         (request(0), [b""], "empty"),
         (request(1), [b"12345"], "token ids"),
         (request(1), [], "0 buffers"),
-        (request(1), [pack_token_ids([1]), b""], "2 buffers"),
+        (request(1), [pack_token_ids([1]), b"", b""], "3 buffers"),
         (request(1, stop_token_ids=(100,)), [pack_token_ids([1])], "100"),
         (request(1, logit_bias={-1: 0.5}), [pack_token_ids([1])], "-1"),
         (request(1, max_tokens=0), [pack_token_ids([1])], "max_tokens"),
