@@ -3,19 +3,17 @@
 Kept here, beside the socket, and not only by the scheduler, so that the whole can be told while a long step runs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
 
+from engine_core.block_changes import BlockChanges
 from protocol.messages import BlocksChanged
-from protocol.prefix_hash import BlockHash, BlockKey, block_key
+from protocol.prefix_hash import BlockKey, block_key
 
 MAX_KEYS_PER_MESSAGE = 1_024
 """The coordinator takes 2 ms for so many (2 GHz x86), and has time for others between two messages."""
-
-BlockChanges = Mapping[BlockHash, bool]
-"""Blocks that were stored (true) or evicted (false) since this was last asked; of several changes the last."""
 
 
 class BlockMessage(msgspec.Struct, frozen=True):

@@ -12,7 +12,8 @@ from typing import assert_never
 
 import msgspec
 
-from engine_core.block_report import BlockChanges, BlockReport
+from engine_core.block_changes import BlockChanges
+from engine_core.block_report import BlockReport
 from engine_core.events import (
     ClientsChanged,
     CoordinatorRefused,

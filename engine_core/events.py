@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine_core.block_report import BlockChanges
+from engine_core.block_changes import BlockChanges
+from engine_core.ssd_tier import BlocksRead, SsdReport
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import EngineCoreRequest, Load, RequestKey
 from protocol.prefix_hash import BlockHash
@@ -71,6 +72,8 @@ CoreEvent = (
     | CoordinatorWelcomed
     | CoordinatorRefused
     | DrainRequested
+    | BlocksRead
+    | SsdReport
 )
 """What reaches the busy loop."""
 

@@ -11,7 +11,8 @@ from token_device import TokenDevice
 from engine_core.core import EngineCore
 from engine_core.deadlines import Deadlines
 from engine_core.events import ClientsChanged, RequestArrived
-from engine_core.scheduler import Scheduler, SchedulerLimits
+from engine_core.scheduler import Scheduler
+from engine_core.scheduler_limits import SchedulerLimits
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestKey
 from protocol.sampling import SamplingParams
@@ -69,7 +70,9 @@ def test_exactly_the_live_ones_are_due_in_order(steps: list[tuple[int, int, bool
 
 # --- in the engine core ---------------------------------------------------------------------------------------
 
-LIMITS = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=16, max_model_len=200, kv_capacity_tokens=512)
+LIMITS = SchedulerLimits(
+    max_num_seqs=1, max_num_batched_tokens=16, max_model_len=200, kv_capacity_tokens=512, pool_lengths=(256,)
+)
 
 
 @pytest.fixture
@@ -81,7 +84,9 @@ def core() -> EngineCore:
 
 @pytest.fixture
 def device() -> TokenDevice:
-    return TokenDevice(LIMITS.kv_capacity_tokens, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
+    return TokenDevice(
+        LIMITS.kv_capacity_tokens, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens, LIMITS.pool_lengths
+    )
 
 
 def arrive(core: EngineCore, name: str, deadline_s: float, prompt: int = 2) -> None:
@@ -93,7 +98,7 @@ def arrive(core: EngineCore, name: str, deadline_s: float, prompt: int = 2) -> N
 def step(core: EngineCore, device: TokenDevice) -> None:
     plan = core.plan()
     assert plan is not None
-    core.complete(device.run(plan), 0.05, 0.0)
+    core.complete(device.run(plan), 0.0)
     core.check_invariants()
 
 
@@ -114,7 +119,7 @@ def test_while_it_waits_while_it_prefills_and_while_it_decodes(core: EngineCore,
     assert core.tick(0.0, 1010.0) == end_of("prefills", 0)
     step(core, device)  # tells the device of the row that is free
     core.check_invariants()
-    assert not core.has_work
+    assert core.plan() is None
     status = core.take_status()
     assert {ended.request_id for ended in status.ended} == {"decodes", "waits", "prefills"}
     assert status.load.finished_total["timeout"] == 3
