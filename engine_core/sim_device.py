@@ -70,6 +70,7 @@ class SimDevice:
         self.pool_lengths: Sequence[int] = pool_lengths(min(options.max_model_len, longest))
         self.prefix_block_tokens = BLOCK_TOKENS
         self.lookahead = options.lookahead
+        self.submit_blocks = False
         self._options = options
         self._rows: dict[int, tuple[Admission, int]] = {}
         """By row: what was admitted there, and the key of its draws."""

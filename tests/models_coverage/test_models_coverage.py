@@ -48,7 +48,9 @@ class _Server:
         runner = choose_runner(model, trace, LENGTHS, ROWS, 13)
         assert isinstance(runner, SlotRunner | RowRunner)
         self.level = runner.level if isinstance(runner, SlotRunner) else None
-        self._device = MlxDevice(runner, Sampler(trace.vocab_size, (), True), trace.vocab_size, capacity, LENGTHS)
+        self._device = MlxDevice(
+            runner, Sampler(trace.vocab_size, (), may_wait=False), trace.vocab_size, capacity, LENGTHS
+        )
         self.stores_prefixes = self._device.prefix_block_tokens > 0
         limits = SchedulerLimits(
             max_num_seqs=ROWS,

@@ -60,7 +60,7 @@ class Engine:
         assert trace.layouts is not None
         lengths = pool_lengths(capacity_tokens)
         self.runner = SlotRunner(model, trace.layouts, lengths, ROWS, Level.FUSED, selection_of(model), STEP_TOKENS)
-        self.device = MlxDevice(self.runner, Sampler(VOCAB, (), lookahead=False), VOCAB, capacity_tokens, lengths)
+        self.device = MlxDevice(self.runner, Sampler(VOCAB, (), may_wait=True), VOCAB, capacity_tokens, lengths)
         self.capacity_tokens = capacity_tokens
         self.stores = stores
         self.scheduler = Scheduler(

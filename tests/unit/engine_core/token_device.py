@@ -45,6 +45,7 @@ class TokenDevice:
 
     block_parts: Sequence[BlockPart] = ()
     lookahead = False
+    submit_blocks = False
 
     def __init__(
         self, kv_capacity_tokens: int, max_rows: int, budget_tokens: int, pool_lengths: Sequence[int] = (256, 512)
