@@ -8,11 +8,11 @@ because this is not the busy loop's thread.
 from collections.abc import Iterator, Sequence
 
 from engine_core.events import RequestArrived, RequestInvalid
+from engine_core.sampling_check import sampling_problems
 from protocol.codec import Frame, unpack_token_ids
 from protocol.errors import ProtocolError
 from protocol.messages import EngineCoreRequest
 from protocol.prefix_hash import prefix_chain, prefix_root
-from protocol.sampling import SamplingParams
 
 
 def check_request(
@@ -45,15 +45,4 @@ def _problems(request: EngineCoreRequest, prompt: Sequence[int], vocab_size: int
         yield f"prompt token id {max(prompt)} is not below the vocabulary size {vocab_size}"
     if not 0 <= request.num_output_tokens < max(1, min(len(prompt), request.sampling.max_tokens)):
         yield f"num_output_tokens is {request.num_output_tokens}, with max_tokens {request.sampling.max_tokens}"
-    for token_id in _sampling_token_ids(request.sampling):
-        if not 0 <= token_id < vocab_size:
-            yield f"token id {token_id} of the sampling parameters is not below the vocabulary size {vocab_size}"
-    if request.sampling.max_tokens < 1:
-        yield f"max_tokens is {request.sampling.max_tokens}"
-    if not 0 <= request.sampling.seed < 2**64:
-        yield f"seed {request.sampling.seed} does not have 64 bits"
-
-
-def _sampling_token_ids(sampling: SamplingParams) -> Iterator[int]:
-    yield from sampling.stop_token_ids
-    yield from sampling.logit_bias
+    yield from sampling_problems(request.sampling, vocab_size)
