@@ -9,14 +9,19 @@ from collections.abc import Iterator, Sequence
 
 from engine_core.events import RequestArrived, RequestInvalid
 from engine_core.sampling_check import sampling_problems
-from protocol.codec import Frame, unpack_token_ids
+from engine_core.scheduler_limits import too_long
+from protocol.codec import TOKEN_ID_BYTES, Frame, unpack_token_ids
 from protocol.errors import ProtocolError
 from protocol.messages import EngineCoreRequest
 from protocol.prefix_hash import prefix_chain, prefix_root
 
 
 def check_request(
-    request: EngineCoreRequest, buffers: Sequence[Frame], vocab_size: int, prefix_card_hash: str | None = None
+    request: EngineCoreRequest,
+    buffers: Sequence[Frame],
+    vocab_size: int,
+    max_model_len: int,
+    prefix_card_hash: str | None = None,
 ) -> RequestArrived | RequestInvalid:
     """The request with its prompt, or what is wrong with it.
 
@@ -24,6 +29,9 @@ def check_request(
     """
     if not 1 <= len(buffers) <= 2:  # the second one is the coordinator's: what it names is not trusted here
         return RequestInvalid(request, f"{len(buffers)} buffers came with the request instead of 1 or 2")
+    # First of all: to look at 15 million tokens one by one takes seconds, in which no heartbeat is sent.
+    if reason := too_long(len(buffers[0]) // TOKEN_ID_BYTES, max_model_len):
+        return RequestInvalid(request, reason)
     try:
         prompt = unpack_token_ids(buffers[0])
     except ProtocolError as error:
