@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from chaos_cluster import SIM, STEP_S, assert_back_and_idle, member, resumed
-from chaos_streams import Stream, assert_undisturbed, median_longest_gap_s, run_streams
+from chaos_streams import Stream, assert_undisturbed, median_longest_gap_s, run_streams, tokens_of
 from shoal_process import running_shoal
 
 pytestmark = pytest.mark.cluster
