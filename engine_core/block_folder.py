@@ -128,10 +128,14 @@ class BlockFolder:
 
     def _use(self, path: Path, name: FileName) -> None:
         try:
+            nbytes = path.stat().st_size
             os.utime(path)
-            self._put(FileEntry(name, path.stat().st_size, time.time()))
         except FileNotFoundError:  # another process has removed it meanwhile
             self._forget(name)
+            return
+        except OSError as error:  # a folder that can only be read serves all the same
+            logger.debug("no time of use is noted: %s", error)
+        self._put(FileEntry(name, nbytes, time.time()))
 
     def _make_room(self, nbytes: int) -> None:
         """Raises OSError when the bound would be broken all the same."""

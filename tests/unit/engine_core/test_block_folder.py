@@ -328,3 +328,15 @@ def test_blocks_of_a_model_whose_name_begins_alike_are_not_told_as_ones_own(tmp_
     longer = BlockFormat(f"{FORMAT.model}ef", PARTS)
     opened(tmp_path, block_format=longer).write(sample_write(1), sample_data(1))
     assert opened(tmp_path).take_changes() == ([], [])
+
+
+def test_blocks_in_a_folder_that_can_only_be_read_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path).write(sample_write(1), sample_data(1))
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    folder = opened(tmp_path)
+    assert has(folder, sample_write(1), 1)
+    assert folder.nbytes == FILE_BYTES
