@@ -11,7 +11,7 @@ HISTORIES ?= 100000
 BIN := .venv/bin
 PACKAGES := protocol api_server coordinator engine_core deploy benchmarks
 
-.PHONY: help setup setup-dev serve test simulate check format lint types bench clean
+.PHONY: help setup setup-dev serve test simulate check format lint types bench soak clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -57,6 +57,10 @@ types: setup-dev ## Type-check
 
 bench: setup-dev ## Load a running server (URL in ARGS, see shoal bench serve --help)
 	$(BIN)/shoal bench serve $(ARGS)
+
+soak: setup-dev ## Overload the demo model for 20 minutes and watch its memory (shorter: ARGS="--minutes 2")
+	$(BIN)/shoal pull demo > /dev/null
+	HF_HUB_OFFLINE=1 $(BIN)/python tests/cluster/memory_soak.py $(ARGS)
 
 clean: ## Remove .venv, caches, build results
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench-results

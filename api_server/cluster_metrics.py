@@ -26,6 +26,7 @@ def cluster_families(view: ClusterView, is_connected: bool) -> Iterator[Metric]:
     yield connected
     yield from _gauges(engines)
     yield from _counters(engines)
+    yield from _ssd_families(engines)
     yield _finished(engines)
     yield _rejected(view)
     yield _malformed(view)
@@ -71,6 +72,28 @@ def _counters(engines: Iterable[EngineState]) -> Iterator[Metric]:
         queries.add_metric(labels, load.prefix_queries_tokens_total)
         hits.add_metric(labels, load.prefix_hits_tokens_total)
     yield from (steps, prompt_tokens, generation_tokens, preemptions, queries, hits)
+
+
+def _ssd_families(engines: Iterable[EngineState]) -> Iterator[Metric]:
+    """Of engine cores that keep prefixes on an SSD."""
+
+    def family(name: str, documentation: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"shoal:ssd_cache_{name}", documentation, labels=LABELS)
+
+    nbytes = GaugeMetricFamily("shoal:ssd_cache_bytes", "Size of the folder that keeps prefixes", labels=LABELS)
+    hits = family("hits", "Prompt tokens read from it, and so not computed")
+    written = family("written_blocks", "Blocks of 64 tokens written to it")
+    skipped = family("skipped_blocks", "Blocks not written: the disk was slow, or full")
+    damaged = family("damaged_blocks", "Blocks dropped because their file was damaged")
+    for engine in engines:
+        load, labels = engine.load.ssd, _labels(engine)
+        if load is not None:
+            nbytes.add_metric(labels, load.nbytes)
+            hits.add_metric(labels, load.hits_tokens_total)
+            written.add_metric(labels, load.written_blocks_total)
+            skipped.add_metric(labels, load.skipped_blocks_total)
+            damaged.add_metric(labels, load.damaged_blocks_total)
+    yield from (nbytes, hits, written, skipped, damaged)
 
 
 def _finished(engines: Iterable[EngineState]) -> Metric:

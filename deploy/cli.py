@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line, by default this process's own; returns 0, 1 for a failure, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     flags = vars(_parser(with_bench="bench" in arguments[:1]).parse_args(arguments))
-    if argv is None and flags["command"] == "engine-core":
+    if argv is None and (flags["command"] == "engine-core" or flags.get("bench_command") == "engine"):
         _preload_openblas()
     try:
         return _HANDLERS[flags["command"]](flags)
@@ -101,7 +101,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
 
         add_bench_parser(commands)
     else:
-        commands.add_parser("bench", help="measure a server (bench serve)", add_help=False)
+        commands.add_parser("bench", help="measure a server or an engine core", add_help=False)
 
 
 # --- configuration -------------------------------------------------------------------------------------------
@@ -270,7 +270,18 @@ def _doctor(flags: Mapping[str, Any]) -> int:
 def _bench(flags: Mapping[str, Any]) -> int:
     from benchmarks.cli import run_bench
 
-    return run_bench(argparse.Namespace(**flags))
+    return run_bench(argparse.Namespace(**flags), _model_folder)
+
+
+def _model_folder(model: str) -> str:
+    """The folder of what a user calls a model, fetched when it is not there. Raises ValueError."""
+    from deploy.demo_model import DemoModelError
+    from deploy.models import ModelError, pull
+
+    try:
+        return str(pull(model, cache_directory()))
+    except (DemoModelError, ModelError) as error:
+        raise ValueError(str(error)) from error
 
 
 _HANDLERS: dict[str, Callable[[Mapping[str, Any]], int]] = {

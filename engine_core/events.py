@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine_core.ssd_tier import BlocksRead, SsdReport
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import EngineCoreRequest, Load, RequestKey
 from protocol.prefix_hash import BlockHash
@@ -70,6 +71,8 @@ CoreEvent = (
     | CoordinatorWelcomed
     | CoordinatorRefused
     | DrainRequested
+    | BlocksRead
+    | SsdReport
 )
 """What reaches the busy loop."""
 

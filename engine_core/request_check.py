@@ -43,8 +43,10 @@ def _problems(request: EngineCoreRequest, prompt: Sequence[int], vocab_size: int
         yield "the prompt is empty"
     elif max(prompt) >= vocab_size:
         yield f"prompt token id {max(prompt)} is not below the vocabulary size {vocab_size}"
-    if not 0 <= request.num_output_tokens < max(1, min(len(prompt), request.sampling.max_tokens)):
-        yield f"num_output_tokens is {request.num_output_tokens}, with max_tokens {request.sampling.max_tokens}"
+    if not 0 <= request.num_output_tokens < max(1, request.num_prompt_tokens):
+        yield f"num_output_tokens is {request.num_output_tokens} of {request.num_prompt_tokens} prompt tokens"
+    if 0 < request.sampling.max_tokens <= request.num_output_tokens:
+        yield f"num_output_tokens is {request.num_output_tokens}, but max_tokens {request.sampling.max_tokens}"
     for token_id in _sampling_token_ids(request.sampling):
         if not 0 <= token_id < vocab_size:
             yield f"token id {token_id} of the sampling parameters is not below the vocabulary size {vocab_size}"

@@ -11,6 +11,7 @@ import time
 import msgspec
 
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
+from protocol.logprobs import PackedLogprobs
 from protocol.sampling import SamplingParams
 
 PROTOCOL_VERSION = 1
@@ -60,6 +61,20 @@ class ModelInfo(Message, frozen=True):
     created: int = 0
 
 
+class SsdLoad(Message, frozen=True):
+    """What an engine core has done with the folder of its prefixes since its start."""
+
+    nbytes: int
+    """Size of the folder, whoever filled it."""
+    hits_tokens_total: int
+    """Tokens read from there, and so not computed."""
+    written_blocks_total: int
+    skipped_blocks_total: int
+    """Blocks that were not written, because the disk was slow, or full."""
+    damaged_blocks_total: int
+    """Files that were dropped because they did not hold what they should."""
+
+
 class Load(Message, frozen=True):
     """What an engine core has to do, and what it has done since its start."""
 
@@ -88,6 +103,8 @@ class Load(Message, frozen=True):
     """Prompt tokens of admitted requests, looked up in the prefix store; 0 without one."""
     prefix_hits_tokens_total: int = 0
     """Those of them that were found there, and so were not computed."""
+    ssd: SsdLoad | None = None
+    """Of the folder in which prefixes are kept, where there is one."""
 
 
 class EngineState(Message, frozen=True):
@@ -347,6 +364,8 @@ class EngineCoreOutput(Message, frozen=True):
     cached_tokens: int = 0
     """Prompt tokens that were not computed again; on the first output."""
     error: str | None = None
+    logprobs: PackedLogprobs | None = None
+    """Of the new tokens, when the request asked for them (protocol.logprobs)."""
 
     @property
     def key(self) -> RequestKey:

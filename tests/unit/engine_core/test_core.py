@@ -16,13 +16,17 @@ from engine_core.events import (
     RequestInvalid,
     RequestsAborted,
 )
-from engine_core.scheduler import OutputsByClient, Scheduler, SchedulerLimits
+from engine_core.request_table import OutputsByClient
+from engine_core.scheduler import Scheduler
+from engine_core.scheduler_limits import SchedulerLimits
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreRequest, FinishReason, RequestKey
 from protocol.sampling import SamplingParams
 
-LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=200, kv_capacity_tokens=512)
+LIMITS = SchedulerLimits(
+    max_num_seqs=2, max_num_batched_tokens=16, max_model_len=200, kv_capacity_tokens=512, pool_lengths=(256,)
+)
 
 
 def request(name: str, client: int = 0) -> EngineCoreRequest:
@@ -43,13 +47,15 @@ def core() -> EngineCore:
 
 @pytest.fixture
 def device() -> TokenDevice:
-    return TokenDevice(LIMITS.kv_capacity_tokens, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
+    return TokenDevice(
+        LIMITS.kv_capacity_tokens, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens, LIMITS.pool_lengths
+    )
 
 
 def step(core: EngineCore, device: TokenDevice, now_s: float = 0.0) -> OutputsByClient:
     plan = core.plan()
     assert plan is not None
-    outputs = core.complete(device.run(plan), 0.05, now_s)
+    outputs = core.complete(device.run(plan), now_s)
     core.check_invariants()
     return outputs
 
@@ -60,7 +66,6 @@ def keys(*names: str) -> list[RequestKey]:
 
 def test_without_requests_there_is_no_plan_and_no_reason_to_wake(core: EngineCore) -> None:
     assert core.plan() is None
-    assert not core.has_work
     assert core.idle_timeout_s(0.0) is None
 
 

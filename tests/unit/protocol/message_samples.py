@@ -1,6 +1,7 @@
 """One fully filled-in example of each message, and its bytes as they were when the message was defined."""
 
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
+from protocol.logprobs import PackedLogprobs
 from protocol.messages import (
     Abort,
     Accepted,
@@ -35,13 +36,14 @@ from protocol.messages import (
     RejectReason,
     RequestKey,
     RequestsLost,
+    SsdLoad,
 )
 from protocol.sampling import SamplingParams
 
 KEY = RequestKey(RequestId("r"), 2)
 RUN = Incarnation("i")
 MODEL = ModelInfo("m", "h", 11, 12)
-LOAD = Load(1, 2, 3, 4, 5, 6, 7, 8, {"stop": 9}, 10, 11, True, 0.5, 12, 13)
+LOAD = Load(1, 2, 3, 4, 5, 6, 7, 8, {"stop": 9}, 10, 11, True, 0.5, 12, 13, SsdLoad(14, 15, 16, 17, 18))
 STATE = EngineState(EngineIndex(1), "n", RUN, MODEL, LOAD, 2)
 SAMPLING = SamplingParams(
     max_tokens=1,
@@ -57,8 +59,12 @@ SAMPLING = SamplingParams(
     stop_token_ids=(5,),
     ignore_eos=True,
     logit_bias={6: 0.5},
+    logprobs=7,
+    allowed_token_ids=(8,),
+    bad_words_token_ids=((9,),),
 )
-OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e")
+LOGPROBS = PackedLogprobs(1, b"abcd", b"efgh", b"ijkl", b"mnop")
+OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e", LOGPROBS)
 
 SAMPLES: list[Message] = [
     ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)]),
@@ -88,8 +94,9 @@ SAMPLES: list[Message] = [
 GOLDEN: dict[type[Message], str] = {
     ClientHello: "019801a16ea169a1610203919204a169919292a17202a169",
     EngineCoreRequest: (
-        "029ea1720102a16d039d0102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff8000000000000cb"
-        "3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000cb3fe000000000000004a17302cb3ff8000000000000a16b0003"
+        "029ea1720102a16d03dc00100102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff80000000000"
+        "00cb3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000079108919109cb3fe000000000000004"
+        "a17302cb3ff8000000000000a16b0003"
     ),
     Abort: "03919192a17202",
     Cleared: "07919192a17202",
@@ -105,16 +112,23 @@ GOLDEN: dict[type[Message], str] = {
     Refused: "1691a172",
     RequestsLost: "17919192a17202",
     EngineHello: (
-        "209901a16ea1690294a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d919392a172020304059106"
+        "209901a16ea1690294a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f"
+        "101112919392a172020304059106"
     ),
-    LoadReport: "21939f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d019192a17202",
+    LoadReport: "2193dc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f101112019192a17202",
     EngineWelcome: "309401a16902c3",
     Clients: "3191919201a161",
-    EngineCoreOutputs: "409601a16902cb3fe00000000000009198a17201029103020405a16503",
-    ClusterSnapshot: (
-        "509701a169919601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d0291a1"
-        "6e0281aa6f7665726c6f61646564039192a16e04"
+    EngineCoreOutputs: (
+        "409601a16902cb3fe00000000000009199a17201029103020405a1659501c40461626364c40465666768c404696a6b6cc404"
+        "6d6e6f7003"
     ),
-    EngineUpdate: "5192019601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d02",
+    ClusterSnapshot: (
+        "509701a169919601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c"
+        "0d950e0f1011120291a16e0281aa6f7665726c6f61646564039192a16e04"
+    ),
+    EngineUpdate: (
+        "5192019601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e"
+        "0f10111202"
+    ),
 }
 """Type byte and payload, hexadecimal. A message that changes here can no longer talk to older processes."""
