@@ -21,6 +21,8 @@ from api_server.generation_backend import (
     Rejected,
     TokenDelta,
 )
+from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar, AnswerParser
+from api_server.parsers.call_ids import new_call_id, new_short_call_id
 from api_server.served_model import ServedModel
 from api_server.stop_strings import StopStrings
 from protocol.sampling import SamplingParams
@@ -46,6 +48,13 @@ class RequestPlan(msgspec.Struct, frozen=True):
     stop_strings: list[str]
     include_stop_str_in_output: bool
     skip_special_tokens: bool
+    deadline_s: float = 0.0
+    """Wall clock; 0 for none."""
+    tenant: str = ""
+    grammar: AnswerGrammar = WHOLE_TEXT
+    """How answers are taken apart."""
+    is_single_call: bool = False
+    """Whether a choice ends with its first tool call."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -69,7 +78,8 @@ class Choices:
         self._running: dict[int, Collector] = {}
         self._reads: dict[int, asyncio.Future[TokenDelta]] = {}
         """The pending `get` of each running choice, where there are several."""
-        self._texts = [_choice_text(plan, choice) for choice in plan.choices]
+        markers = plan.model.tokenizer.special_ids_in(plan.grammar.markers)
+        self._texts = [_choice_text(plan, choice, markers) for choice in plan.choices]
 
     async def __aenter__(self) -> Self:
         return self
@@ -128,7 +138,14 @@ class Choices:
     async def _submit(self, index: int) -> None:
         plan, choice = self._plan, self._plan.choices[index]
         self._running[index] = await self._backend.submit(
-            plan.model, choice.prompt_ids, choice.sampling, plan.priority, plan.cache_salt, plan.request_prefix
+            plan.model,
+            choice.prompt_ids,
+            choice.sampling,
+            plan.priority,
+            plan.cache_salt,
+            plan.request_prefix,
+            plan.deadline_s,
+            plan.tenant,
         )
 
     def _take(self, index: int, delta: TokenDelta) -> ChoiceDelta:
@@ -151,11 +168,13 @@ async def _cancel(futures: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*futures, return_exceptions=True)
 
 
-def _choice_text(plan: RequestPlan, choice: ChoicePlan) -> ChoiceText:
+def _choice_text(plan: RequestPlan, choice: ChoicePlan, markers: frozenset[int]) -> ChoiceText:
     stop_ids = frozenset({*choice.sampling.stop_token_ids, *plan.model.card.eos_token_ids})
     return ChoiceText(
-        Detokenizer(plan.model.tokenizer, choice.prompt_ids, plan.skip_special_tokens),
+        Detokenizer(plan.model.tokenizer, choice.prompt_ids, plan.skip_special_tokens, markers),
         StopStrings(plan.stop_strings, plan.include_stop_str_in_output),
         choice.sampling.min_tokens,
         frozenset() if plan.include_stop_str_in_output else stop_ids,
+        AnswerParser(plan.grammar, new_short_call_id if plan.grammar.has_short_ids else new_call_id),
+        plan.is_single_call,
     )

@@ -23,6 +23,7 @@ from protocol.messages import (
     Rejected,
     RejectReason,
     RequestsLost,
+    TokenAllowance,
 )
 from protocol.sampling import SamplingParams
 
@@ -39,6 +40,9 @@ class Submit(msgspec.Struct, frozen=True):
     """Wall clock."""
     priority: int = 0
     cache_salt: str = ""
+    deadline_s: float = 0.0
+    """Wall clock; 0 for none."""
+    tenant: str = ""
 
 
 class Abandon(msgspec.Struct, frozen=True):
@@ -49,6 +53,12 @@ class Abandon(msgspec.Struct, frozen=True):
 
 class AdmissionTimedOut(msgspec.Struct, frozen=True):
     """Nobody answered this submission in time."""
+
+    request_id: RequestId
+
+
+class DeadlinePassed(msgspec.Struct, frozen=True):
+    """The generation's time is up; its engine core, if it has one, has had the time to say so itself."""
 
     request_id: RequestId
 
@@ -81,6 +91,7 @@ ClientEvent = (
     Submit
     | Abandon
     | AdmissionTimedOut
+    | DeadlinePassed
     | NotSent
     | LinkUp
     | LinkDown
@@ -117,10 +128,11 @@ class Refuse(msgspec.Struct, frozen=True):
     reason: RejectReason
     message: str
     retry_after_s: float = 0.0
+    allowance: TokenAllowance | None = None
 
 
 class Deliver(msgspec.Struct, frozen=True, gc=False):
-    """New tokens, after Admit. Terminal when there is a finish reason (STOP or LENGTH)."""
+    """New tokens, after Admit. Terminal when there is a finish reason (STOP, LENGTH or TIMEOUT)."""
 
     request_id: RequestId
     token_ids: list[int]

@@ -153,6 +153,8 @@ class LiveGeneration:
             cache_salt=submit.cache_salt,
             num_output_tokens=self._num_resubmitted,
             deaths=self.deaths_in_a_row,
+            deadline_s=submit.deadline_s,
+            tenant=submit.tenant,
         )
 
     def check_invariants(self) -> None:

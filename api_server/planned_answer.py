@@ -11,6 +11,7 @@ from api_server.choices import ChoicePlan, RequestPlan
 from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
+from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar
 from api_server.sampling_options import Prompt, SamplingOptions, sampling_params
 from api_server.served_model import ServedModel
 
@@ -31,7 +32,12 @@ Planner = Callable[[Fields, GenerationBackend], Coroutine[Any, Any, PlannedAnswe
 
 
 def request_plan(
-    options: SamplingOptions, model: ServedModel, prompts: list[Prompt], request_prefix: str
+    options: SamplingOptions,
+    model: ServedModel,
+    prompts: list[Prompt],
+    request_prefix: str,
+    grammar: AnswerGrammar = WHOLE_TEXT,
+    is_single_call: bool = False,
 ) -> RequestPlan:
     """All choices of all prompts. Choice i of each prompt draws with seed + i. Raises ApiError."""
     if len(prompts) * options.n > MAX_CHOICES:
@@ -51,4 +57,6 @@ def request_plan(
         stop_strings=options.stop_strings,
         include_stop_str_in_output=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
+        grammar=grammar,
+        is_single_call=is_single_call,
     )

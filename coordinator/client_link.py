@@ -26,6 +26,7 @@ from protocol.messages import (
     Heartbeat,
     ProcessExited,
     Refused,
+    RequestEnded,
     RequestsLost,
 )
 
@@ -64,7 +65,7 @@ class ClientLink:
     def _handle_member(
         self,
         client: ClientMember,
-        message: EngineCoreRequest | Abort | Cleared | GetCard | Heartbeat,
+        message: EngineCoreRequest | Abort | Cleared | GetCard | Heartbeat | RequestEnded,
         received: Received[ClientToCoordinator],
         now_s: float,
     ) -> None:
@@ -83,6 +84,8 @@ class ClientLink:
                 self._cards.ask(client.identity, message.card_hash, expected)
             case Heartbeat():
                 self._outbox.to_client(client.identity, Heartbeat())
+            case RequestEnded():
+                self._dispatcher.ended(client, message, now_s)
             case _:
                 assert_never(message)
 

@@ -152,6 +152,7 @@ class ClusterState:
             malformed_total=self._malformed_total,
             rejected_total=self._dispatcher.rejected_total,
             silent=self._engines.silent(),
+            tenants=self._dispatcher.tenant_states(),
         )
 
     def _state_of(self, identity: Identity) -> EngineState | None:

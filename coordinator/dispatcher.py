@@ -16,10 +16,21 @@ from coordinator.publisher import ClusterPublisher
 from coordinator.request_table import RequestTable, Routed
 from coordinator.routing import Refusal, choose
 from coordinator.settling import Settling
+from coordinator.tenant_limits import TenantLimits
 from coordinator.trial import Trial, is_suspect
 from coordinator.waiting_room import Submission, WaitingRoom
 from protocol.identifiers import ClientIndex, EngineIndex
-from protocol.messages import Abort, Accepted, EngineHello, Rejected, RejectReason, RequestKey
+from protocol.messages import (
+    Abort,
+    Accepted,
+    EngineHello,
+    Load,
+    Rejected,
+    RejectReason,
+    RequestEnded,
+    RequestKey,
+    TenantState,
+)
 
 MAX_EARLY_ABORTS = 16_384
 """Aborts kept, while settling, of requests that no engine core has told of yet; at the limit the oldest goes."""
@@ -29,13 +40,20 @@ class Dispatcher:
     """Owner of the request table, of admission, and of what waits for an engine core."""
 
     def __init__(
-        self, engines: EngineTable, settling: Settling, publisher: ClusterPublisher, outbox: Outbox, max_requests: int
+        self,
+        engines: EngineTable,
+        settling: Settling,
+        publisher: ClusterPublisher,
+        outbox: Outbox,
+        admission: Admission,
+        tenants: TenantLimits,
     ) -> None:
         self._engines = engines
         self._outbox = outbox
         self._publisher = publisher
         self._table = RequestTable()
-        self._admission = Admission(max_requests)
+        self._admission = admission
+        self._tenants = tenants
         self._waiting = WaitingRoom()
         self._early_aborts: dict[RequestKey, None] = {}
         self._trial = Trial()
@@ -92,12 +110,16 @@ class Dispatcher:
         model = self._admission.view(request.model, self._table.in_flight(request.model), now_s)
         if request.attempt:  # it was let in before
             model = msgspec.structs.replace(model, max_requests=model.in_flight + 1)
-        choice = choose(request, views, model, self._last_chosen)
+        refusal = self._admission.refusal(request, views, now_s)
+        choice = refusal or choose(request, views, model, self._last_chosen)
+        if not isinstance(choice, Refusal):  # last, so that it is asked, and counts, only when all others have said yes
+            choice = self._tenants.refusal(request, now_s) or choice
         if isinstance(choice, Refusal):
             if not self._may_wait(submission, choice):
                 self._reject(submission, choice, now_s)
             return None
         self._last_chosen = choice
+        self._tenants.routed(request, now_s)
         return self._route(submission, self._engines.at(choice))
 
     def _may_wait(self, submission: Submission, refusal: Refusal) -> bool:
@@ -149,7 +171,8 @@ class Dispatcher:
     def _reject(self, submission: Submission, refusal: Refusal, now_s: float) -> None:
         self.rejected_total[refusal.reason.name.lower()] += 1
         self._publisher.counts_changed(now_s)
-        rejected = Rejected(submission.request.key, refusal.reason, refusal.message, refusal.retry_after_s)
+        why = refusal.reason, refusal.message, refusal.retry_after_s, refusal.allowance
+        rejected = Rejected(submission.request.key, *why)
         self._outbox.to_client(submission.client.identity, rejected)
 
     # --- ends ---
@@ -184,17 +207,29 @@ class Dispatcher:
                 self._remove(routed)
                 self._admission.finished(routed.model, now_s)
 
+    def ended(self, client: ClientMember, ended: RequestEnded, now_s: float) -> None:
+        """An API server says that a tenant's request is over for its caller."""
+        self._tenants.ended(client.index, ended.request_id, ended.num_output_tokens, now_s)
+        self._publisher.counts_changed(now_s)
+
+    def computed(self, engine: EngineMember, load: Load, now_s: float) -> None:
+        """An engine core reports its load, which has not been taken over yet."""
+        done = _prefilled(load) - _prefilled(engine.load)
+        self._admission.computed(engine.hello.model.name, done, now_s)
+
     def engine_gone(self, engine: EngineMember) -> list[RequestKey]:
         """Forgets the requests of a lost engine core; returns their keys."""
         lost = self._table.of_engine(engine.identity)
         for routed in lost:
             self._table.remove(routed)
             self._trial.over(routed.key)
+            self._tenants.unrouted(routed.key.request_id)
         return [routed.key for routed in lost]
 
     def client_gone(self, client: ClientMember) -> None:
         """Forgets the requests of a lost API server."""
         self._waiting.remove_client(client.identity)
+        self._tenants.client_gone(client.index)
         self._forget_client(client.index)
 
     def _forget_client(self, client_index: ClientIndex) -> None:
@@ -273,6 +308,10 @@ class Dispatcher:
         """Number of unfinished requests of an engine core."""
         return self._table.engine_count(engine.identity)
 
+    def tenant_states(self) -> list[TenantState]:
+        """Of the tenants that have limits."""
+        return self._tenants.states()
+
     def _add(self, routed: Routed) -> None:
         self._table.add(routed)
         self._publisher.engine_changed(routed.engine)
@@ -280,6 +319,7 @@ class Dispatcher:
     def _remove(self, routed: Routed) -> None:
         self._table.remove(routed)
         self._trial.over(routed.key)
+        self._tenants.unrouted(routed.key.request_id)
         self._publisher.engine_changed(routed.engine)
 
     def check_invariants(self, clients: set[ClientIndex]) -> None:
@@ -287,11 +327,17 @@ class Dispatcher:
         self._table.check_invariants()
         self._waiting.check_invariants()
         self._admission.check_invariants()
+        self._tenants.check_invariants()
         assert self._table.engines() <= {engine.identity for engine in self._engines}
         assert self._settling.is_active or self._table.clients() <= clients
         assert self._settling.is_active or not self._early_aborts
         assert self._settling.is_active or all(each.request.attempt for each in self._waiting)
         assert len(self._early_aborts) <= MAX_EARLY_ABORTS
+
+
+def _prefilled(load: Load) -> int:
+    """Prompt tokens that have left the queue since the engine core's start."""
+    return load.prompt_tokens_total + load.prefix_hits_tokens_total
 
 
 def _duplicate(known: RequestKey) -> Refusal:

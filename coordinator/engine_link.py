@@ -47,6 +47,7 @@ class EngineLink:
         self._liveness.heard(identity, now_s)
         match message:
             case LoadReport():
+                self._dispatcher.computed(engine, message.load, now_s)
                 if engine.reported(message.load, message.adds_received):
                     self._publisher.engine_changed(identity)
                 self._dispatcher.finished(engine, message.finished, now_s)

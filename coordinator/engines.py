@@ -89,6 +89,7 @@ class EngineMember:
             available=not (self.load.draining or self._awaited),
             queued_prefill_tokens=self.load.queued_prefill_tokens + self._unseen_tokens,
             requests=requests,
+            waiting_requests=self.load.waiting + len(self._unseen),
         )
 
     def state(self, requests: int) -> EngineState:

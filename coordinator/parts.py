@@ -1,7 +1,10 @@
 """The owners that make up a coordinator, as the two links share them."""
 
+from collections.abc import Mapping
+
 import msgspec
 
+from coordinator.admission import Admission, AdmissionLimits
 from coordinator.card_cache import CardCache
 from coordinator.clients import ClientTable
 from coordinator.dispatcher import Dispatcher
@@ -10,7 +13,9 @@ from coordinator.events import Link, Outbox
 from coordinator.liveness import Liveness
 from coordinator.publisher import ClusterPublisher
 from coordinator.settling import Settling
+from coordinator.tenant_limits import TenantLimits
 from protocol.identifiers import ClientIndex, Incarnation
+from protocol.tenants import TenantTable
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -19,9 +24,10 @@ class Settings(msgspec.Struct, frozen=True):
     incarnation: Incarnation
     first_client_index: ClientIndex
     """Drawn at random: see ClientTable."""
-    max_requests: int
-    """In flight per model."""
+    limits: AdmissionLimits
     heartbeat_timeout_s: float
+    tenants: Mapping[str, TenantTable] = {}
+    """By name."""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -44,6 +50,8 @@ def make_parts(settings: Settings, started_s: float) -> Parts:
     settling = Settling(started_s + settings.heartbeat_timeout_s)
     publisher = ClusterPublisher(settings.incarnation)
     engines = EngineTable()
+    admission = Admission(settings.limits)
+    tenants = TenantLimits(settings.tenants, started_s)
     return Parts(
         incarnation=settings.incarnation,
         outbox=outbox,
@@ -52,6 +60,6 @@ def make_parts(settings: Settings, started_s: float) -> Parts:
         engines=engines,
         clients=ClientTable(settings.first_client_index),
         cards=CardCache(outbox),
-        dispatcher=Dispatcher(engines, settling, publisher, outbox, settings.max_requests),
+        dispatcher=Dispatcher(engines, settling, publisher, outbox, admission, tenants),
         liveness={link: Liveness(settings.heartbeat_timeout_s) for link in Link},
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from protocol.identifiers import EngineIndex
-from protocol.messages import EngineCoreRequest, RejectReason
+from protocol.messages import EngineCoreRequest, RejectReason, TokenAllowance
 
 REQUEST_WEIGHT_TOKENS = 64
 """What one unfinished request costs, in prompt tokens: about the decode steps it has still ahead of it when answers
@@ -32,6 +32,8 @@ class EngineView(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens to be computed there, those routed since its last report included."""
     requests: int
     """Requests routed to it that have not ended."""
+    waiting_requests: int = 0
+    """Those of them that are not in the batch yet, as far as is known: who was just sent there counts as waiting."""
 
 
 class ModelView(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +53,8 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     reason: RejectReason
     message: str
     retry_after_s: float = 0.0
+    allowance: TokenAllowance | None = None
+    """For RATE_LIMITED by tokens."""
 
 
 def choose(

@@ -122,11 +122,18 @@ class Scheduler:
 
     def end_all(self, error: str) -> OutputsByClient:
         """Every request ends with FinishReason.ABORT and this text."""
+        return self._end_with_a_word(list(self._requests), FinishReason.ABORT, error)
+
+    def time_out(self, keys: Iterable[RequestKey]) -> OutputsByClient:
+        """These requests end with FinishReason.TIMEOUT, behind what they have generated. Unknown ones are skipped."""
+        return self._end_with_a_word(self._requests.matching(keys), FinishReason.TIMEOUT, None)
+
+    def _end_with_a_word(self, ending: list[Sequence], reason: FinishReason, error: str | None) -> OutputsByClient:
         outputs: OutputsByClient = {}
-        for sequence in list(self._requests):
+        for sequence in ending:
             position = len(sequence.output)
-            self._end(sequence, FinishReason.ABORT)
-            put_output(outputs, sequence.request, last_word(sequence.request, position, FinishReason.ABORT, error))
+            self._end(sequence, reason)
+            put_output(outputs, sequence.request, last_word(sequence.request, position, reason, error))
         return outputs
 
     def take_ended(self) -> list[RequestKey]:

@@ -120,10 +120,13 @@ class FakeBackend:
         self._script = script
         self.ready = True
         self.draining = False
+        self.taking = True
         self.rejections: dict[int, Exception] = {}
         """Submission number (from 0) to what it raises."""
         self.submissions: list[tuple[list[int], SamplingParams, int]] = []
         self.cache_salts: list[str] = []
+        self.deadlines_s: list[float] = []
+        self.tenants: list[str] = []
         self.collectors: list[FakeCollector] = []
         self.aborts: list[tuple[list[int], AbortCause]] = []
         """Submission numbers and cause of each call of abort."""
@@ -158,8 +161,12 @@ class FakeBackend:
         priority: int,
         cache_salt: str,
         request_prefix: str,
+        deadline_s: float = 0.0,
+        tenant: str = "",
     ) -> FakeCollector:
         number = len(self.submissions)
+        self.deadlines_s.append(deadline_s)
+        self.tenants.append(tenant)
         self.submissions.append((list(prompt_ids), sampling, priority))
         self.cache_salts.append(cache_salt)
         collector = FakeCollector(self._script(number, prompt_ids, sampling))

@@ -305,7 +305,7 @@ async def test_the_salt_of_stored_prefixes_is_handed_on() -> None:
 
 async def test_a_draining_server_takes_nothing_new() -> None:
     server = Server()
-    server.backend.draining = True
+    server.backend.taking = False
     response = await server.chat()
     assert (response.status_code, response.headers["connection"]) == (503, "close")
     assert response.json()["error"]["code"] == "shutting_down"

@@ -11,6 +11,7 @@ from api_server.client_events import (
     Abandon,
     AdmissionTimedOut,
     Admit,
+    DeadlinePassed,
     Deliver,
     Fail,
     FailAll,
@@ -336,3 +337,29 @@ def test_an_illegal_move_raises_with_the_history() -> None:
     generation = LiveGeneration(Submit(R, "demo", b"", SamplingParams(1), 0.0))
     with pytest.raises(IllegalMove, match="WAITING -> STREAMING"):
         generation.move(GenerationState.STREAMING)
+
+
+# --- deadlines ------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_core_that_runs_out_of_time_ends_the_generation_with_what_there_is(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [5])
+    assert driver.output(1, [], FinishReason.TIMEOUT) == [Deliver(R, [], FinishReason.TIMEOUT)]
+    assert driver.tell(DeadlinePassed(R)) == []
+
+
+def test_a_deadline_that_passes_unheard_of_ends_the_generation_here(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [5])
+    assert driver.tell(DeadlinePassed(R)) == [Deliver(R, [], FinishReason.TIMEOUT), Send(Abort([KEY]))]
+    assert driver.output(1, [6]) == []
+
+
+def test_a_deadline_that_passes_before_admission_is_a_refusal(driver: Driver) -> None:
+    driver.submit()
+    refuse, abort = driver.tell(DeadlinePassed(R))
+    assert isinstance(refuse, Refuse) and refuse.reason is RejectReason.TIMED_OUT
+    assert abort == Send(Abort([KEY]))

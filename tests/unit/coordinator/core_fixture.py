@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from coordinator.admission import AdmissionLimits
 from coordinator.cluster import ClusterState
 from coordinator.events import (
     Command,
@@ -45,6 +46,7 @@ from protocol.messages import (
     RequestKey,
 )
 from protocol.sampling import SamplingParams
+from protocol.tenants import TenantTable
 
 TIMEOUT_S = 3.0
 MODEL = "small"
@@ -58,9 +60,17 @@ def key(request_id: str, attempt: int = 0) -> RequestKey:
 class Core:
     """Drives a ClusterState; `commands` are those of the last event."""
 
-    def __init__(self, max_requests: int = 100, settled: bool = True, incarnation: str = "c1") -> None:
+    def __init__(
+        self,
+        max_requests: int = 100,
+        settled: bool = True,
+        incarnation: str = "c1",
+        limits: AdmissionLimits | None = None,
+        tenants: dict[str, TenantTable] | None = None,
+    ) -> None:
         self.now_s = 100.0
-        settings = Settings(Incarnation(incarnation), FIRST_CLIENT_INDEX, max_requests, TIMEOUT_S)
+        limits = limits or AdmissionLimits(max_requests=max_requests)
+        settings = Settings(Incarnation(incarnation), FIRST_CLIENT_INDEX, limits, TIMEOUT_S, tenants or {})
         self.state = ClusterState(settings, self.now_s)
         self.commands: list[Command] = []
         if settled:

@@ -175,9 +175,12 @@ class ClusterSequences(RuleBasedStateMachine):
     @rule(client=clients)
     def client_connects_again(self, client: ClientModel) -> None:
         if client.alive:
+            before = client.index
             client.hello(
                 *(EngineRun(EngineIndex(int(index)), Incarnation(run)) for index, run in set(client.running.values()))
             )
+            if client.index != before:  # as in `take`, but the fixture has noted the new index by then
+                client.running.clear()
             self.deliver(self.core.commands)
 
     # --- requests ---

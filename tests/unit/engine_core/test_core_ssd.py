@@ -72,7 +72,7 @@ class Bench:
 
     def step(self) -> bool:
         """As the busy loop does; whether there was anything to do."""
-        self.core.tick(self.now_s)
+        self.core.tick(self.now_s, 0.0)
         plan = self.core.plan()
         self.unanswered += self.core.take_reads(self.now_s)
         if plan is not None:
@@ -204,7 +204,7 @@ def test_a_disk_that_hangs_is_waited_for_until_the_time_is_up() -> None:
     assert bench.core.plan() is None
     assert bench.core.idle_timeout_s(bench.now_s) == READ_TIMEOUT_S
     bench.now_s = READ_TIMEOUT_S
-    bench.core.tick(bench.now_s)
+    bench.core.tick(bench.now_s, 0.0)
     for _ in range(20):
         bench.step()
     assert bench.cached_tokens(key) == 0

@@ -34,9 +34,12 @@ from protocol.messages import (
     Refused,
     Rejected,
     RejectReason,
+    RequestEnded,
     RequestKey,
     RequestsLost,
     SsdLoad,
+    TenantState,
+    TokenAllowance,
 )
 from protocol.sampling import SamplingParams
 
@@ -68,15 +71,16 @@ OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, 
 
 SAMPLES: list[Message] = [
     ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)]),
-    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0, 3),
+    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0, 3, "t"),
     Abort([KEY]),
     Cleared([KEY]),
     GetCard("h"),
     Heartbeat(),
     ProcessExited("n", 1),
+    RequestEnded(RequestId("r"), 3),
     ClientWelcome(1, RUN, ClientIndex(2)),
     Accepted(KEY, EngineIndex(1), RUN),
-    Rejected(KEY, RejectReason.OVERLOADED, "m", 0.5),
+    Rejected(KEY, RejectReason.OVERLOADED, "m", 0.5, TokenAllowance(4, 5, 0.25)),
     EngineLost(EngineIndex(1), RUN, "r"),
     Card("h"),
     CardUnknown("h"),
@@ -87,25 +91,26 @@ SAMPLES: list[Message] = [
     EngineWelcome(1, RUN, EngineIndex(2), True),
     Clients([ClientAddress(ClientIndex(1), "a")]),
     EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT], ClientIndex(3)),
-    ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}, [MemberProcess("n", 4)]),
+    ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}, [MemberProcess("n", 4)], [TenantState("t", 4, 5, 6)]),
     EngineUpdate(1, STATE),
 ]
 
 GOLDEN: dict[type[Message], str] = {
     ClientHello: "019801a16ea169a1610203919204a169919292a17202a169",
     EngineCoreRequest: (
-        "029ea1720102a16d03dc00100102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff80000000000"
+        "029fa1720102a16d03dc00100102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff80000000000"
         "00cb3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000079108919109cb3fe000000000000004"
-        "a17302cb3ff8000000000000a16b0003"
+        "a17302cb3ff8000000000000a16b0003a174"
     ),
     Abort: "03919192a17202",
     Cleared: "07919192a17202",
     GetCard: "0491a168",
     Heartbeat: "0590",
     ProcessExited: "0692a16e01",
+    RequestEnded: "0892a17203",
     ClientWelcome: "109301a16902",
     Accepted: "119392a1720201a169",
-    Rejected: "129492a1720203a16dcb3fe0000000000000",
+    Rejected: "129592a1720203a16dcb3fe0000000000000930405cb3fd0000000000000",
     EngineLost: "139301a169a172",
     Card: "1491a168",
     CardUnknown: "1591a168",
@@ -119,16 +124,14 @@ GOLDEN: dict[type[Message], str] = {
     EngineWelcome: "309401a16902c3",
     Clients: "3191919201a161",
     EngineCoreOutputs: (
-        "409601a16902cb3fe00000000000009199a17201029103020405a1659501c40461626364c40465666768c404696a6b6cc404"
-        "6d6e6f7003"
+        "409601a16902cb3fe00000000000009199a17201029103020405a1659501c40461626364c40465666768c404696a6b6cc4046d6e6f7003"
     ),
     ClusterSnapshot: (
-        "509701a169919601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c"
-        "0d950e0f1011120291a16e0281aa6f7665726c6f61646564039192a16e04"
+        "509801a169919601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c"
+        "0d950e0f1011120291a16e0281aa6f7665726c6f61646564039192a16e049194a174040506"
     ),
     EngineUpdate: (
-        "5192019601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e"
-        "0f10111202"
+        "5192019601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f10111202"
     ),
 }
 """Type byte and payload, hexadecimal. A message that changes here can no longer talk to older processes."""

@@ -98,12 +98,20 @@ def test_type_numbers_are_not_shared() -> None:
 
 
 def test_enum_values_never_change() -> None:
-    assert {each.name: each.value for each in FinishReason} == {"STOP": 1, "LENGTH": 2, "ABORT": 3, "ERROR": 4}
+    assert {each.name: each.value for each in FinishReason} == {
+        "STOP": 1,
+        "LENGTH": 2,
+        "ABORT": 3,
+        "ERROR": 4,
+        "TIMEOUT": 5,
+    }
     assert {each.name: each.value for each in RejectReason} == {
         "NO_ENGINE": 1,
         "UNKNOWN_MODEL": 2,
         "OVERLOADED": 3,
         "DUPLICATE": 4,
+        "RATE_LIMITED": 5,
+        "TIMED_OUT": 6,
     }
 
 
