@@ -30,17 +30,26 @@ async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer
     model = await backend.model(request.model)
     check_model_takes(request, model)
     text = await _render(request, model)
-    token_ids = await encode_prompt(model, text, add_special_tokens=False)
-    if not token_ids:
+    is_truncated = request.truncate_prompt_tokens is not None
+    found = await encode_prompt(model, text, request.add_special_tokens, is_truncated)
+    if not found:
         raise invalid("the messages give an empty prompt", "messages")
+    token_ids = request.truncated(found, model.card.max_model_len)
     prompt = Prompt(token_ids, model.card.defaults.max_tokens)
     grammar = answer_grammar(request, model, text)
     plan = request_plan(request, model, [prompt], ID_PREFIX, grammar, not request.parallel_tool_calls)
     answer_id = new_request_id(ID_PREFIX)
     answer_format = ChatFormat(
-        answer_id, int(wall_clock_s()), model.name, request.n, request.wants_usage, request.include_reasoning
+        answer_id,
+        int(wall_clock_s()),
+        model.name,
+        request.n,
+        request.wants_usage,
+        request.include_reasoning,
+        request.token_telling,
+        token_ids,
     )
-    return PlannedAnswer(plan, answer_format, request.stream)
+    return PlannedAnswer(plan, answer_format, request.stream, request.wants_continuous_usage)
 
 
 async def _render(request: ChatRequest, model: ServedModel) -> str:

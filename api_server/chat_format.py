@@ -5,10 +5,12 @@ from typing import Literal, assert_never
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from api_server.answer_format import Usage, WholeChoice
 from api_server.choice_text import FinishWord, content_of
 from api_server.choices import ChoiceDelta
+from api_server.logprob_format import ChatLogprobs, TokenTelling
 from api_server.parsers.events import CallArguments, CallBegan, CallEnded, Content, Event, Reasoning
 from api_server.sse import DONE, event
 
@@ -41,7 +43,8 @@ class _Choice(msgspec.Struct, frozen=True):
     message: _Message
     finish_reason: FinishWord
     stop_reason: str | int | None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class _Answer(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion"):
@@ -50,6 +53,7 @@ class _Answer(msgspec.Struct, frozen=True, tag_field="object", tag="chat.complet
     model: str
     choices: list[_Choice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class _Delta(msgspec.Struct, frozen=True):
@@ -65,6 +69,8 @@ class _ChunkChoice(msgspec.Struct, frozen=True):
     delta: _Delta
     finish_reason: FinishWord | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    logprobs: ChatLogprobs | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class _Chunk(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion.chunk"):
@@ -73,16 +79,26 @@ class _Chunk(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completi
     model: str
     choices: list[_ChunkChoice]
     usage: Usage | UnsetType | None
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 _encoder = msgspec.json.Encoder()
+NO_TOKENS = TokenTelling()
 
 
 class ChatFormat:
     """Writes one chat answer."""
 
     def __init__(
-        self, answer_id: str, created: int, model: str, n: int, with_usage: bool, with_reasoning: bool = True
+        self,
+        answer_id: str,
+        created: int,
+        model: str,
+        n: int,
+        with_usage: bool,
+        with_reasoning: bool = True,
+        tokens: TokenTelling = NO_TOKENS,
+        prompt_ids: Sequence[int] = (),
     ) -> None:
         """`created` is Unix time in seconds; `with_usage` adds the usage chunk, and `usage: null` to the others.
 
@@ -94,19 +110,24 @@ class ChatFormat:
         self._n = n
         self._with_usage = with_usage
         self._with_reasoning = with_reasoning
+        self._tokens = tokens
+        self._prompt_ids = list(prompt_ids) if tokens.token_ids else UNSET
 
     def opening(self) -> bytes:
-        return b"".join(self._event(_ChunkChoice(index, _Delta("assistant", ""))) for index in range(self._n))
+        openings = [_ChunkChoice(index, _Delta("assistant", "")) for index in range(self._n)]
+        return b"".join(self._event(choice, None, UNSET if choice.index else self._prompt_ids) for choice in openings)
 
-    def delta(self, delta: ChoiceDelta) -> bytes:
-        events = b""
-        for found in delta.delta.events:
-            if self._with_reasoning or not isinstance(found, Reasoning):
-                events += self._event(_ChunkChoice(delta.index, _delta(found)))
-        finish = delta.delta.finish
-        if finish is not None:  # a chunk of its own: some clients drop the text of the finishing chunk
-            events += self._event(_ChunkChoice(delta.index, _Delta(), finish.reason, finish.stop_reason))
-        return events
+    def delta(self, delta: ChoiceDelta, usage: Usage | None = None) -> bytes:
+        new = delta.delta
+        deltas = [_delta(found) for found in new.events if self._with_reasoning or not isinstance(found, Reasoning)]
+        choices = [_ChunkChoice(delta.index, each) for each in deltas]
+        if new.finish is not None:  # a chunk of its own: some clients drop the text of the finishing chunk
+            choices.append(_ChunkChoice(delta.index, _Delta(), new.finish.reason, new.finish.stop_reason))
+        if new.tokens:  # with the first chunk; with one of their own where thoughts are left out
+            first = choices.pop(0) if choices else _ChunkChoice(delta.index, _Delta())
+            logprobs, ids = self._tokens.chat_logprobs(new.tokens), self._tokens.ids(new.tokens)
+            choices.insert(0, replace(first, logprobs=logprobs, token_ids=ids))
+        return b"".join([self._event(choice, usage) for choice in choices])
 
     def closing(self, usage: Usage) -> bytes:
         if not self._with_usage:
@@ -116,15 +137,20 @@ class ChatFormat:
     def whole(self, choices: list[WholeChoice], usage: Usage) -> bytes:
         written = [
             _Choice(
-                index, _message(choice.events, self._with_reasoning), choice.finish.reason, choice.finish.stop_reason
+                index,
+                _message(choice.events, self._with_reasoning),
+                choice.finish.reason,
+                choice.finish.stop_reason,
+                self._tokens.chat_logprobs(choice.tokens),
+                self._tokens.ids(choice.tokens),
             )
             for index, choice in enumerate(choices)
         ]
-        return _encoder.encode(_Answer(self._id, self._created, self._model, written, usage))
+        return _encoder.encode(_Answer(self._id, self._created, self._model, written, usage, self._prompt_ids))
 
-    def _event(self, choice: _ChunkChoice) -> bytes:
-        usage = None if self._with_usage else UNSET
-        return event(_encoder.encode(_Chunk(self._id, self._created, self._model, [choice], usage)))
+    def _event(self, choice: _ChunkChoice, usage: Usage | None, prompt_ids: list[int] | UnsetType = UNSET) -> bytes:
+        told = usage if usage is not None or self._with_usage else UNSET
+        return event(_encoder.encode(_Chunk(self._id, self._created, self._model, [choice], told, prompt_ids)))
 
 
 def _delta(event: Event) -> _Delta:

@@ -55,6 +55,8 @@ class RequestPlan(msgspec.Struct, frozen=True):
     """How answers are taken apart."""
     is_single_call: bool = False
     """Whether a choice ends with its first tool call."""
+    keeps_tokens: bool = False
+    """Whether single tokens are told of."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -177,4 +179,5 @@ def _choice_text(plan: RequestPlan, choice: ChoicePlan, markers: frozenset[int])
         frozenset() if plan.include_stop_str_in_output else stop_ids,
         AnswerParser(plan.grammar, new_short_call_id if plan.grammar.has_short_ids else new_call_id),
         plan.is_single_call,
+        plan.keeps_tokens,
     )

@@ -8,6 +8,7 @@ import enum
 import msgspec
 
 from protocol.identifiers import RequestId
+from protocol.logprobs import TokenLogprobs
 from protocol.messages import (
     Abort,
     Accepted,
@@ -139,6 +140,8 @@ class Deliver(msgspec.Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] = []
+    """One for each token, when the request asked for them."""
 
 
 class ResumeCause(enum.Enum):

@@ -1,12 +1,16 @@
 """The completion object, whole and in chunks (OpenAI API reference, "The completion object")."""
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from api_server.answer_format import Usage, WholeChoice
 from api_server.choice_text import FinishWord
 from api_server.choices import ChoiceDelta
+from api_server.logprob_format import CompletionLogprobs, TokenTelling
 from api_server.sse import DONE, event
+from api_server.token_entries import TokenEntry
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -14,7 +18,9 @@ class _Choice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: FinishWord | None = None
     stop_reason: str | int | None = None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class _Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):
@@ -28,40 +34,83 @@ class _Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_com
 _encoder = msgspec.json.Encoder()
 
 
+class Echo(msgspec.Struct, frozen=True):
+    """What a choice tells of its prompt."""
+
+    text: str = ""
+    token_ids: list[int] | UnsetType = UNSET
+
+
+NO_ECHO = Echo()
+NO_TOKENS = TokenTelling()
+
+
 class CompletionFormat:
     """Writes one completion."""
 
-    def __init__(self, answer_id: str, created: int, model: str, with_usage: bool) -> None:
-        """`created` is Unix time in seconds; `with_usage` adds the usage chunk, and `usage: null` to the others."""
+    def __init__(
+        self,
+        answer_id: str,
+        created: int,
+        model: str,
+        with_usage: bool,
+        tokens: TokenTelling = NO_TOKENS,
+        echoes: Sequence[Echo] = (),
+    ) -> None:
+        """`created` is Unix time in seconds; `with_usage` adds the usage chunk, and `usage: null` to the others.
+
+        `echoes` are what each choice begins with; () for nothing.
+        """
         self._id = answer_id
         self._created = created
         self._model = model
         self._with_usage = with_usage
+        self._tokens = tokens
+        self._echoes = echoes
 
     def opening(self) -> bytes:
-        return b""
+        return b"".join(
+            self._event(_Choice(index, echo.text, prompt_token_ids=echo.token_ids), None)
+            for index, echo in enumerate(self._echoes)
+        )
 
-    def delta(self, delta: ChoiceDelta) -> bytes:
+    def delta(self, delta: ChoiceDelta, usage: Usage | None = None) -> bytes:
         events = b""
+        logprobs = self._logprobs(delta.index, delta.delta.tokens)
+        ids = self._tokens.ids(delta.delta.tokens)
         if delta.delta.text:
-            events += self._event(_Choice(delta.index, delta.delta.text))
+            events += self._event(_Choice(delta.index, delta.delta.text, logprobs=logprobs, token_ids=ids), usage)
+            logprobs, ids = None, UNSET
         finish = delta.delta.finish
         if finish is not None:  # a chunk of its own, as in chat
-            events += self._event(_Choice(delta.index, "", finish.reason, finish.stop_reason))
+            end = _Choice(delta.index, "", finish.reason, finish.stop_reason, logprobs, ids)
+            events += self._event(end, usage)
         return events
 
     def closing(self, usage: Usage) -> bytes:
         return event(self._encode([], usage)) + DONE if self._with_usage else DONE
 
     def whole(self, choices: list[WholeChoice], usage: Usage) -> bytes:
-        written = [
-            _Choice(index, choice.text, choice.finish.reason, choice.finish.stop_reason)
-            for index, choice in enumerate(choices)
-        ]
-        return self._encode(written, usage)
+        return self._encode([self._whole(index, choice) for index, choice in enumerate(choices)], usage)
 
-    def _event(self, choice: _Choice) -> bytes:
-        return event(self._encode([choice], None if self._with_usage else UNSET))
+    def _whole(self, index: int, choice: WholeChoice) -> _Choice:
+        echo = self._echoes[index] if self._echoes else NO_ECHO
+        return _Choice(
+            index,
+            echo.text + choice.text,
+            choice.finish.reason,
+            choice.finish.stop_reason,
+            self._logprobs(index, choice.tokens),
+            self._tokens.ids(choice.tokens),
+            echo.token_ids,
+        )
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenEntry]) -> CompletionLogprobs | None:
+        shift = len(self._echoes[index].text) if self._echoes else 0
+        return self._tokens.completion_logprobs(tokens, shift)
+
+    def _event(self, choice: _Choice, usage: Usage | None) -> bytes:
+        return event(self._encode([choice], usage if usage is not None or self._with_usage else UNSET))
 
     def _encode(self, choices: list[_Choice], usage: Usage | UnsetType | None) -> bytes:
         return _encoder.encode(_Completion(self._id, self._created, self._model, choices, usage))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from api_server.errors import invalid
+from api_server.errors import ApiError, ErrorKind, invalid
 from api_server.json_body import Fields, parse
 from api_server.sampling_options import SamplingOptions
 from api_server.unsupported import COMPLETION_SWITCHES
@@ -18,14 +18,25 @@ class CompletionRequest(SamplingOptions, kw_only=True):
 
     prompt: str | list[Any]
     """Text, token ids, or a list of either."""
+    logprobs: int | None = None
     add_special_tokens: bool = True
     """Whether text prompts get the tokenizer's own prefix tokens, where the model has such."""
+    echo: bool = False
+    best_of: int | None = None
+    """Only as many as are returned: nothing is drawn to be thrown away."""
+
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 def parse_completion(fields: Fields) -> CompletionRequest:
     """The request, checked as far as that goes without the model. Raises ApiError."""
     request = parse(fields, CompletionRequest, COMPLETION_SWITCHES)
     request.check()
+    if request.best_of is not None and request.best_of != request.n:
+        raise ApiError(ErrorKind.NOT_SUPPORTED, "best_of other than n is not supported by this server", "best_of")
+    if request.echo and request.logprobs is not None:
+        raise ApiError(ErrorKind.NOT_SUPPORTED, "echo with logprobs is not supported by this server", "echo")
     return request
 
 

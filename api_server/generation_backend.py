@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from api_server.served_model import ServedModel
+from protocol.logprobs import TokenLogprobs
 from protocol.messages import FinishReason, RejectReason, TokenAllowance
 from protocol.sampling import SamplingParams
 
@@ -24,6 +25,8 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
     """The token of stop_token_ids that ended it."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed again, as far as known by now."""
+    logprobs: list[TokenLogprobs] = []
+    """One for each token, when the request asked for them."""
 
 
 class AbortCause(enum.Enum):

@@ -24,6 +24,7 @@ from api_server.json_body import check_headers, split_fields
 from api_server.parsers.events import Event
 from api_server.planned_answer import PlannedAnswer, Planner
 from api_server.sse import EventStream, event
+from api_server.token_entries import TokenEntry
 from api_server.uploads import Uploads
 
 logger = logging.getLogger("shoal.api_server")
@@ -56,17 +57,19 @@ class GenerationEndpoint:
 
     async def _whole(self, planned: PlannedAnswer, scope: Scope, receive: Receive, send: Send) -> None:
         parts: list[list[Event]] = [[] for _ in planned.plan.choices]
+        tokens: list[list[TokenEntry]] = [[] for _ in planned.plan.choices]
         finishes: dict[int, Finish] = {}
         async with Choices(self._backend, planned.plan) as choices:
             await choices.submit()
             while choices.running:
                 for new in await choices.next():
                     parts[new.index] += new.delta.events
+                    tokens[new.index] += new.delta.tokens
                     if new.delta.finish is not None:
                         finishes[new.index] = new.delta.finish
         if choices.completion_tokens == 0 and OUT_OF_TIME in finishes.values():
             raise out_of_time()
-        whole = [WholeChoice(found, finishes[index]) for index, found in enumerate(parts)]
+        whole = [WholeChoice(found, finishes[index], tokens[index]) for index, found in enumerate(parts)]
         body = planned.format.whole(whole, _usage(planned, choices))
         await Response(body, media_type="application/json")(scope, receive, send)
 
@@ -94,7 +97,9 @@ class GenerationEndpoint:
             events = planned.format.opening()
             while choices.running:
                 await stream.write(events)
-                events = b"".join([planned.format.delta(delta) for delta in await choices.next()])
+                deltas = await choices.next()
+                usage = _usage(planned, choices) if planned.continuous_usage else None
+                events = b"".join([planned.format.delta(delta, usage) for delta in deltas])
         return events + planned.format.closing(_usage(planned, choices))
 
 

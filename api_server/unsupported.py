@@ -1,7 +1,6 @@
 """Request fields that this version does not act on: refused unless they say "off", never silently ignored.
 
-Fields that no answer depends on are accepted without effect instead, and therefore not listed: user, metadata,
-safety_identifier, prompt_cache_key, prompt_cache_retention.
+Fields that no answer depends on are accepted without effect instead, in any form.
 """
 
 from collections.abc import Mapping
@@ -15,26 +14,17 @@ _COMMON = {
     "logprob_token_ids": NEVER,
     "use_beam_search": Switch((False,)),
     "length_penalty": Switch((1, 1.0)),
-    "bad_words": Switch(([],)),
-    "allowed_token_ids": NEVER,
-    "truncate_prompt_tokens": NEVER,
-    "spaces_between_special_tokens": Switch((True,)),
     "response_format": Switch(({"type": "text"},)),
     "structured_outputs": NEVER,
     "guided_json": NEVER,
     "guided_regex": NEVER,
     "guided_choice": NEVER,
     "guided_grammar": NEVER,
-    "return_token_ids": Switch((False,)),
-    "return_tokens_as_token_ids": Switch((False,)),
     "xtc_probability": Switch((0, 0.0)),
     "mirostat": Switch((0,)),
 }
 
 COMPLETION_SWITCHES: Mapping[str, Switch] = _COMMON | {
-    "best_of": Switch((1,)),
-    "echo": Switch((False,)),
-    "logprobs": Switch((False,)),
     "prompt_embeds": NEVER,
     "suffix": Switch(("",)),
 }
@@ -48,15 +38,23 @@ CHAT_SWITCHES: Mapping[str, Switch] = _COMMON | {
     "echo": Switch((False,)),
     "function_call": Switch(("none",)),
     "functions": Switch(([],)),
-    "logprobs": Switch((False,)),
     "modalities": Switch((["text"],)),
     "prediction": NEVER,
     "separate_reasoning": Switch((True,)),
     "thinking": NEVER,
     "thinking_budget": NEVER,
     "thinking_token_budget": NEVER,
-    "top_logprobs": Switch((0,)),
     "verbosity": NEVER,
     "web_search_options": NEVER,
 }
 """/v1/chat/completions."""
+
+WITHOUT_EFFECT = (
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "spaces_between_special_tokens",
+)
+"""Of both routes. The last is about tokenizers that are not used here: the text between special tokens is as it is."""

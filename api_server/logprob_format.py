@@ -1,0 +1,101 @@
+"""Single tokens in an answer: log probabilities in the shapes of chat and of completions, and ids.
+
+OpenAI API reference, "logprobs" of the chat completion object and of the completion object. What is not UTF-8 by itself
+is spelled with U+FFFD in chat, beside its exact `bytes`, and as `bytes:\\xNN` in completions, where tokens are keys.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from api_server.token_entries import TokenChance, TokenEntry
+
+
+class TokenTelling(msgspec.Struct, frozen=True):
+    """What a caller wants to hear of single tokens."""
+
+    logprobs: bool = False
+    token_ids: bool = False
+    """`return_token_ids`: of prompts and choices."""
+    names_are_ids: bool = False
+    """`return_tokens_as_token_ids`: spelled "token_id:N"."""
+
+    @property
+    def needs_entries(self) -> bool:
+        """Whether choices must keep their tokens."""
+        return self.logprobs or self.token_ids
+
+    def chat_logprobs(self, entries: Sequence[TokenEntry]) -> "ChatLogprobs | None":
+        """For a chunk or a whole choice; None when it has nothing to tell."""
+        if not self.logprobs:
+            return None
+        return ChatLogprobs([self._chat_token(entry) for entry in entries])
+
+    def completion_logprobs(self, entries: Sequence[TokenEntry], shift: int = 0) -> "CompletionLogprobs | None":
+        """The same for completions; offsets count from `shift`."""
+        if not self.logprobs:
+            return None
+        return CompletionLogprobs(
+            [shift + entry.offset for entry in entries],
+            [entry.token.logprob for entry in entries],
+            [self._name(entry.token) for entry in entries],
+            [self._alternatives(entry) for entry in entries],
+        )
+
+    def ids(self, entries: Sequence[TokenEntry]) -> list[int] | UnsetType:
+        """Of the choice's new tokens, where they are wanted."""
+        return [entry.token.token_id for entry in entries] if self.token_ids else UNSET
+
+    def _chat_token(self, entry: TokenEntry) -> "_ChatToken":
+        tops = [_ChatTop(self._chat_name(top), top.logprob, list(top.spelling)) for top in entry.tops]
+        return _ChatToken(self._chat_name(entry.token), entry.token.logprob, list(entry.token.spelling), tops)
+
+    def _alternatives(self, entry: TokenEntry) -> dict[str, float]:
+        """The likeliest first, the token itself added; of those that are spelled alike the likeliest counts."""
+        named: dict[str, float] = {}
+        for top in (*entry.tops, entry.token):
+            named.setdefault(self._name(top), top.logprob)
+        return named
+
+    def _chat_name(self, token: TokenChance) -> str:
+        return f"token_id:{token.token_id}" if self.names_are_ids else token.spelling.decode(errors="replace")
+
+    def _name(self, token: TokenChance) -> str:
+        if self.names_are_ids:
+            return f"token_id:{token.token_id}"
+        try:
+            return token.spelling.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.spelling)
+
+
+class _ChatTop(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class _ChatToken(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[_ChatTop]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """`choices[].logprobs` of chat."""
+
+    content: list[_ChatToken]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """`choices[].logprobs` of completions: parallel lists, an entry a token."""
+
+    text_offset: list[int]
+    """Characters of `text` before the token's own."""
+    token_logprobs: list[float | None]
+    """null for the first token of an echoed prompt, which nothing predicts."""
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
