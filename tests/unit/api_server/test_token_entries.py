@@ -65,6 +65,15 @@ def test_tokens_whose_text_a_stop_string_cuts_off_have_none() -> None:
     assert b"".join(entry.token.spelling for entry in entries) == b"hello"
 
 
+def test_tokens_of_text_that_is_held_back_are_held_back_too() -> None:
+    choice = make(["oot!"])
+    new = choice.push(TokenDelta(ids("hello there foo")))
+    assert new.text == "hello there f"
+    assert b"".join(entry.token.spelling for entry in new.tokens) == b"hello there f"
+    text, entries = feed(choice, single(ids("t there")))
+    assert (text, b"".join(entry.token.spelling for entry in entries)) == ("oot there", b"oot there")
+
+
 def test_a_token_that_is_cut_in_two_has_its_entry() -> None:
     token_ids = ids("hello there")
     text, entries = feed(make(["lo"]), single(token_ids))
@@ -101,6 +110,7 @@ def test_any_arrival_gives_the_same_entries_and_their_offsets_are_places_in_the_
     for entry in entries:
         piece = detokenizer.push(entry.token.token_id)
         assert text[entry.offset :].startswith(piece) or piece.startswith(text[entry.offset :])
+        assert entry.offset < len(text) or not piece, "told, though its text was cut off"
 
 
 def test_alternatives_are_spelled_as_they_would_have_come_at_that_place() -> None:
