@@ -23,6 +23,7 @@ from api_server.generation_backend import (
 )
 from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar, AnswerParser
 from api_server.parsers.call_ids import new_call_id, new_short_call_id
+from api_server.placement import Placement, with_block_keys
 from api_server.served_model import ServedModel
 from api_server.stop_strings import StopStrings
 from protocol.sampling import SamplingParams
@@ -44,6 +45,8 @@ class RequestPlan(msgspec.Struct, frozen=True):
     choices_per_prompt: int
     priority: int
     cache_salt: str
+    placement: Placement
+    """Without block keys."""
     request_prefix: str
     stop_strings: list[str]
     include_stop_str_in_output: bool
@@ -80,6 +83,8 @@ class Choices:
         self._running: dict[int, Collector] = {}
         self._reads: dict[int, asyncio.Future[TokenDelta]] = {}
         """The pending `get` of each running choice, where there are several."""
+        self._placements: list[Placement] = []
+        """Of each prompt: its blocks are hashed once, for all its choices."""
         markers = plan.model.tokenizer.special_ids_in(plan.grammar.markers)
         self._texts = [_choice_text(plan, choice, markers) for choice in plan.choices]
 
@@ -95,6 +100,11 @@ class Choices:
 
     async def submit(self) -> None:
         """Returns when all choices are accepted. Raises Rejected, GenerationFailed."""
+        plan = self._plan
+        for choice in plan.choices[:: plan.choices_per_prompt]:
+            self._placements.append(
+                await with_block_keys(plan.placement, plan.model, choice.prompt_ids, plan.cache_salt)
+            )
         tasks = [asyncio.ensure_future(self._submit(index)) for index in range(len(self._plan.choices))]
         try:
             await asyncio.gather(*tasks)
@@ -146,6 +156,7 @@ class Choices:
             plan.priority,
             plan.cache_salt,
             plan.request_prefix,
+            self._placements[index // plan.choices_per_prompt],
             plan.deadline_s,
             plan.tenant,
         )

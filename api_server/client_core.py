@@ -38,6 +38,7 @@ from api_server.client_events import (
     LinkDown,
     LinkUp,
     NotSent,
+    Placed,
     Refuse,
     ResumeCause,
     Resumed,
@@ -163,7 +164,7 @@ class ClientCore:
     def _send(self, generation: LiveGeneration) -> Command:
         generation.move(GenerationState.SUBMITTED)
         generation.was_sent = True
-        return Send(generation.request(self._link.client_index), (generation.prompt(),))
+        return Send(generation.request(self._link.client_index), generation.buffers)
 
     def _on_accepted(self, accepted: Accepted, now_s: float) -> list[Command]:
         generation = self._live.get(accepted.key.request_id)
@@ -176,6 +177,7 @@ class ClientCore:
         if not generation.is_acknowledged:
             self._unacknowledged.remove(generation)
             generation.move(GenerationState.STREAMING if generation.num_received else GenerationState.ACCEPTED)
+            return [*_placed(accepted), *self._admit(generation)]
         return self._admit(generation)
 
     def _admit(self, generation: LiveGeneration) -> list[Command]:
@@ -189,12 +191,13 @@ class ClientCore:
         generation = self._live.get(key.request_id)
         if generation is None or key.attempt != generation.attempt or generation.state is not GenerationState.SUBMITTED:
             return []
-        if (
-            generation.is_admitted or rejected.reason is RejectReason.DUPLICATE
-        ):  # the latter: of us under another client index
+        is_ours = rejected.reason is RejectReason.DUPLICATE  # under another client index
+        if generation.is_admitted or is_ours:
             return self._postpone(generation)
         self._end(generation, now_s)
         why = rejected.reason, rejected.message, rejected.retry_after_s, rejected.allowance
+        if rejected.reason is RejectReason.UNKNOWN_MODEL:  # to a coordinator that has just started: we have its card
+            why = RejectReason.NO_ENGINE, rejected.message, OVERLOAD_RETRY_AFTER_S, rejected.allowance
         return [Refuse(key.request_id, *why)]
 
     def _postpone(self, generation: LiveGeneration) -> list[Command]:
@@ -420,3 +423,11 @@ class ClientCore:
         self._link.check_invariants()
         self._strays.check_invariants()
         self._sequences.check_invariants()
+
+
+def _placed(accepted: Accepted) -> list[Command]:
+    """Nothing when this coordinator found the request where an earlier one had sent it."""
+    key, reason = accepted.key, accepted.reason
+    if reason is None:
+        return []
+    return [Placed(key.request_id, accepted.engine_index, reason, accepted.expected_cached_tokens)]

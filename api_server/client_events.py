@@ -7,7 +7,8 @@ import enum
 
 import msgspec
 
-from protocol.identifiers import RequestId
+from api_server.placement import Placement
+from protocol.identifiers import EngineIndex, RequestId
 from protocol.logprobs import TokenLogprobs
 from protocol.messages import (
     Abort,
@@ -24,6 +25,7 @@ from protocol.messages import (
     Rejected,
     RejectReason,
     RequestsLost,
+    RouteReason,
     TokenAllowance,
 )
 from protocol.sampling import SamplingParams
@@ -44,6 +46,7 @@ class Submit(msgspec.Struct, frozen=True):
     deadline_s: float = 0.0
     """Wall clock; 0 for none."""
     tenant: str = ""
+    placement: Placement = Placement()
 
 
 class Abandon(msgspec.Struct, frozen=True):
@@ -116,6 +119,15 @@ class Send(msgspec.Struct, frozen=True):
     buffers: tuple[bytes, ...] = ()
 
 
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """The coordinator has chosen an engine core; comes again when it had to choose again."""
+
+    request_id: RequestId
+    engine_index: EngineIndex
+    reason: RouteReason
+    expected_cached_tokens: int
+
+
 class Admit(msgspec.Struct, frozen=True):
     """The generation runs; tokens follow."""
 
@@ -184,4 +196,4 @@ class Leave(msgspec.Struct, frozen=True):
     reason: str
 
 
-Command = Send | Admit | Refuse | Deliver | Resumed | Fail | Forget | Leave
+Command = Send | Placed | Admit | Refuse | Deliver | Resumed | Fail | Forget | Leave

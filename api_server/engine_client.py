@@ -24,6 +24,7 @@ from api_server.client_events import (
     Leave,
     LinkDown,
     NotSent,
+    Placed,
     Refuse,
     Resumed,
     SecondPassed,
@@ -39,6 +40,7 @@ from api_server.knowledge import Knowledge
 from api_server.links import Incoming, Links
 from api_server.metrics import Metrics
 from api_server.parsers.names import AUTO, ParserNames
+from api_server.placement import Placement
 from api_server.prompt_packing import PromptPacker
 from api_server.served_model import ServedModel
 from protocol.card import unpack_card
@@ -98,7 +100,7 @@ class _Generation:
 
 
 def _build_model(card_hash: str, packed: Frame, parsers: ParserNames) -> ServedModel:
-    model = ServedModel(unpack_card(packed, card_hash), parsers)
+    model = ServedModel(unpack_card(packed, card_hash), card_hash, parsers)
     return_free_memory()
     return model
 
@@ -175,6 +177,7 @@ class EngineClient:
         priority: int,
         cache_salt: str,
         request_prefix: str,
+        placement: Placement,
         deadline_s: float = 0.0,
         tenant: str = "",
     ) -> Collector:
@@ -183,7 +186,9 @@ class EngineClient:
         observer = self._metrics.generation_began(model.name, len(prompt_ids), self._clock())
         generation = self._generations[request_id] = _Generation(request_id, observer, tenant)
         prompt, now_s = self._packer.pack(prompt_ids), wall_clock_s()
-        submit = Submit(request_id, model.name, prompt, sampling, now_s, priority, cache_salt, deadline_s, tenant)
+        submit = Submit(
+            request_id, model.name, prompt, sampling, now_s, priority, cache_salt, deadline_s, tenant, placement
+        )
         self._handle(submit)
         left_s = deadline_s - now_s if deadline_s else math.inf
         try:
@@ -325,6 +330,8 @@ class EngineClient:
             case Send(message, buffers):
                 if not self._links.send(message, buffers):
                     self._explain_unsent(message)
+            case Placed():
+                self._note_place(command)
             case Admit(request_id):
                 self._generations[request_id].admission.set_result(None)
             case Refuse(request_id, reason, text, retry_after_s, allowance):
@@ -343,12 +350,16 @@ class EngineClient:
             case _:
                 assert_never(command)
 
+    def _note_place(self, placed: Placed) -> None:
+        observer = self._generations[placed.request_id].observer
+        self._metrics.generation_placed(observer, placed.engine_index, placed.reason, placed.expected_cached_tokens)
+
     def _deliver(self, delivery: Deliver) -> None:
         generation = self._generations[delivery.request_id]
         generation.collector.put(delivery)
         generation.num_tokens += len(delivery.token_ids)
         now_s = self._clock()
-        generation.observer.delivered(len(delivery.token_ids), now_s)
+        generation.observer.delivered(len(delivery.token_ids), now_s, delivery.cached_tokens)
         if delivery.finish_reason is not None:
             self._end(delivery.request_id)
             self._metrics.generation_ended(generation.observer, delivery.finish_reason, now_s)

@@ -16,6 +16,9 @@ MAX_ERROR_CHARS = 500
 RETRY_AFTER_S = 1.0
 """Advice for faults that pass soon: a supervisor restarts an engine core within seconds."""
 
+RANK_HEADER = "x-data-parallel-rank"
+"""Names the wanted engine core; headers are named in small letters, as in HTTP/2."""
+
 
 class _Row(NamedTuple):
     status: int
@@ -134,6 +137,8 @@ def from_domain(error: DomainError) -> ApiError:
             return ApiError(ErrorKind.UNAVAILABLE, str(error), retry_after_s=RETRY_AFTER_S)
         case Rejected(reason=RejectReason.UNKNOWN_MODEL):
             return ApiError(ErrorKind.NO_SUCH_MODEL, error.message, "model")
+        case Rejected(reason=RejectReason.NO_SUCH_ENGINE):
+            return ApiError(ErrorKind.INVALID, error.message, RANK_HEADER)
         case Rejected(reason=RejectReason.TIMED_OUT):
             return ApiError(ErrorKind.TIMED_OUT, error.message)
         case Rejected():

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from api_server.placement import Placement
 from api_server.served_model import ServedModel
 from protocol.logprobs import TokenLogprobs
 from protocol.messages import FinishReason, RejectReason, TokenAllowance
@@ -111,6 +112,7 @@ class GenerationBackend(Protocol):
         priority: int,
         cache_salt: str,
         request_prefix: str,
+        placement: Placement,
         deadline_s: float = 0.0,
         tenant: str = "",
     ) -> Collector:

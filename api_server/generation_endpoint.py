@@ -22,6 +22,7 @@ from api_server.errors import RETRY_AFTER_S, ApiError, ErrorKind, encode_error, 
 from api_server.generation_backend import GenerationBackend, GenerationFailed
 from api_server.json_body import check_headers, split_fields
 from api_server.parsers.events import Event
+from api_server.placement_hints import placement_by_headers
 from api_server.planned_answer import PlannedAnswer, Planner
 from api_server.sse import EventStream, event
 from api_server.token_entries import TokenEntry
@@ -47,11 +48,13 @@ class GenerationEndpoint:
             raise ApiError(ErrorKind.DRAINING, "this server is shutting down", retry_after_s=RETRY_AFTER_S)
         request = Request(scope, receive)
         check_headers(request.headers)
+        placement = placement_by_headers(request.headers)
         deadline = read_deadline(request.headers, self._request_timeout_s)
         async with deadline.enforced(), self._uploads.body(request) as body:
             planned = await cancel_on_disconnect(receive, self._planner(split_fields(body), self._backend))
         plan = msgspec.structs.replace(planned.plan, deadline_s=deadline.wall_s, tenant=tenant_of(scope))
         planned = msgspec.structs.replace(planned, plan=plan)
+        planned = planned.placed(placement)
         answer = self._stream(planned, send) if planned.stream else self._whole(planned, scope, receive, send)
         await cancel_on_disconnect(receive, answer)
 

@@ -13,6 +13,8 @@ from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
 from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar
+from api_server.placement import Placement
+from api_server.placement_hints import headers_first
 from api_server.sampling_options import Prompt, SamplingOptions, sampling_params
 from api_server.served_model import ServedModel
 
@@ -28,6 +30,11 @@ class PlannedAnswer(msgspec.Struct, frozen=True):
     stream: bool
     continuous_usage: bool = False
     """Whether each chunk tells the usage so far."""
+
+    def placed(self, by_headers: Placement) -> "PlannedAnswer":
+        """The same, where the headers say."""
+        placement = headers_first(by_headers, self.plan.placement)
+        return msgspec.structs.replace(self, plan=msgspec.structs.replace(self.plan, placement=placement))
 
 
 Planner = Callable[[Fields, GenerationBackend], Coroutine[Any, Any, PlannedAnswer]]
@@ -57,6 +64,7 @@ def request_plan(
         choices_per_prompt=options.n,
         priority=options.priority,
         cache_salt=options.cache_salt or "",
+        placement=options.placement,
         request_prefix=request_prefix,
         stop_strings=options.stop_strings,
         include_stop_str_in_output=options.include_stop_str_in_output,

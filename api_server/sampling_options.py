@@ -7,6 +7,8 @@ import msgspec
 from api_server.bad_words import check_bad_words
 from api_server.errors import ApiError, ErrorKind, invalid
 from api_server.logprob_format import TokenTelling
+from api_server.placement import Placement
+from api_server.placement_hints import check_session_key
 from protocol.card import ModelCard
 from protocol.logprobs import MAX_LOGPROBS
 from protocol.sampling import SamplingParams
@@ -97,6 +99,9 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool = False
     priority: int = 0
     cache_salt: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    """OpenAI's name of a key that prompts with a common beginning share; session_id wins."""
 
     def check(self) -> None:
         """All that can be checked without the model. Raises ApiError."""
@@ -110,6 +115,9 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
         if self.truncate_prompt_tokens == 0:
             raise invalid("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
         check_bad_words(self.bad_words)
+        for name, value in (("session_id", self.session_id), ("prompt_cache_key", self.prompt_cache_key)):
+            if value is not None:
+                check_session_key(value, name)
         self._check_stops()
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options is only allowed when stream is true", "stream_options")
@@ -133,6 +141,11 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     def token_telling(self) -> TokenTelling:
         """What is to be told of single tokens."""
         return TokenTelling(self.wanted_logprobs() is not None, self.return_token_ids, self.return_tokens_as_token_ids)
+
+    @property
+    def placement(self) -> Placement:
+        """What the body says of where the request had better run."""
+        return Placement(self.session_id or self.prompt_cache_key or "")
 
     def token_limit(self) -> int | None:
         """What the caller set as the most tokens to generate."""

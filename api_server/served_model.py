@@ -12,10 +12,14 @@ from protocol.card import ModelCard
 class ServedModel:
     """Tokenizer, chat template and parsers of one card. Immutable, shared by all requests."""
 
-    def __init__(self, card: ModelCard, wanted_parsers: ParserNames = AUTO) -> None:
-        """Builds both; a large tokenizer takes seconds, so call it off the event loop. Raises ProtocolError."""
+    def __init__(self, card: ModelCard, card_hash: str, wanted_parsers: ParserNames = AUTO) -> None:
+        """Builds both; a large tokenizer takes seconds, so call it off the event loop. Raises ProtocolError.
+
+        `card_hash` is what engine cores call the card by.
+        """
         self.card = msgspec.structs.replace(card, tokenizer_json="")
         """Without the text of the tokenizer, which may have tens of megabytes."""
+        self.card_hash = card_hash
         self.tokenizer = Tokenizer(card.tokenizer_json)
         self.template: ChatTemplate | None = None
         if card.chat_template is not None:

@@ -53,7 +53,6 @@ WITHOUT_EFFECT = (
     "user",
     "metadata",
     "safety_identifier",
-    "prompt_cache_key",
     "prompt_cache_retention",
     "spaces_between_special_tokens",
 )

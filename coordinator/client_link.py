@@ -29,6 +29,7 @@ from protocol.messages import (
     RequestEnded,
     RequestsLost,
 )
+from protocol.prefix_hash import is_fit_for
 
 
 class ClientLink:
@@ -189,5 +190,8 @@ class ClientLink:
 def _check(client: ClientMember, request: EngineCoreRequest, received: Received[ClientToCoordinator]) -> None:
     if request.client_index != client.index:
         raise ProtocolError("clients: a request under another's client index")
-    if len(received.buffers) != 1 or len(received.buffers[0]) != TOKEN_ID_BYTES * request.num_prompt_tokens:
+    buffers = received.buffers
+    if not 1 <= len(buffers) <= 2 or len(buffers[0]) != TOKEN_ID_BYTES * request.num_prompt_tokens:
         raise ProtocolError("clients: a request whose prompt is not as long as it says")
+    if len(buffers) == 2 and not is_fit_for(buffers[1], request.num_prompt_tokens):
+        raise ProtocolError("clients: a request with more block keys than its prompt has, or with a part of one")

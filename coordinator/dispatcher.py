@@ -9,17 +9,19 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from coordinator.admission import Admission
+from coordinator.block_index import BlockIndex
 from coordinator.clients import ClientMember
 from coordinator.engines import EngineMember, EngineTable, UnseenRequest
 from coordinator.events import Identity, Outbox
 from coordinator.publisher import ClusterPublisher
 from coordinator.request_table import RequestTable, Routed
-from coordinator.routing import Refusal, choose
+from coordinator.router import Route, Router
+from coordinator.routing import Refusal
 from coordinator.settling import Settling
 from coordinator.tenant_limits import TenantLimits
 from coordinator.trial import Trial, is_suspect
 from coordinator.waiting_room import Submission, WaitingRoom
-from protocol.identifiers import ClientIndex, EngineIndex
+from protocol.identifiers import ClientIndex
 from protocol.messages import (
     Abort,
     Accepted,
@@ -42,6 +44,7 @@ class Dispatcher:
     def __init__(
         self,
         engines: EngineTable,
+        blocks: BlockIndex,
         settling: Settling,
         publisher: ClusterPublisher,
         outbox: Outbox,
@@ -49,15 +52,16 @@ class Dispatcher:
         tenants: TenantLimits,
     ) -> None:
         self._engines = engines
+        self._blocks = blocks
         self._outbox = outbox
         self._publisher = publisher
         self._table = RequestTable()
+        self._router = Router(engines, self._table, blocks)
         self._admission = admission
         self._tenants = tenants
         self._waiting = WaitingRoom()
         self._early_aborts: dict[RequestKey, None] = {}
         self._trial = Trial()
-        self._last_chosen = EngineIndex(-1)
         self._settling = settling
         self.rejected_total = {reason.name.lower(): 0 for reason in RejectReason}
 
@@ -106,21 +110,23 @@ class Dispatcher:
                     submission, Refusal(RejectReason.NO_ENGINE, "too many requests wait for their turn"), now_s
                 )
             return None
-        views = [engine.view(self._table.engine_count(engine.identity)) for engine in self._engines]
         model = self._admission.view(request.model, self._table.in_flight(request.model), now_s)
         if request.attempt:  # it was let in before
             model = msgspec.structs.replace(model, max_requests=model.in_flight + 1)
-        refusal = self._admission.refusal(request, views, now_s)
-        choice = refusal or choose(request, views, model, self._last_chosen)
-        if not isinstance(choice, Refusal):  # last, so that it is asked, and counts, only when all others have said yes
-            choice = self._tenants.refusal(request, now_s) or choice
-        if isinstance(choice, Refusal):
-            if not self._may_wait(submission, choice):
-                self._reject(submission, choice, now_s)
+        views = self._router.views()
+        route = self._admission.refusal(request, views, now_s) or self._router.choose(
+            request, submission.block_keys, views, model
+        )
+        if not isinstance(route, Refusal):  # last, so that it is asked, and counts, only when all others have said yes
+            route = self._tenants.refusal(request, now_s) or route
+        if isinstance(route, Refusal):
+            if not self._may_wait(submission, route):
+                self._reject(submission, route, now_s)
             return None
-        self._last_chosen = choice
         self._tenants.routed(request, now_s)
-        return self._route(submission, self._engines.at(choice))
+        self._router.chosen(route, request, submission.block_keys)
+        self._follow(route, submission)
+        return route.engine
 
     def _may_wait(self, submission: Submission, refusal: Refusal) -> bool:
         """While settling, the engine core that is missing may just not have said Hello yet; a request that has lost its
@@ -128,6 +134,7 @@ class Dispatcher:
         may_wait = (self._settling.is_active or submission.request.attempt > 0) and refusal.reason in (
             RejectReason.NO_ENGINE,
             RejectReason.UNKNOWN_MODEL,
+            RejectReason.NO_SUCH_ENGINE,
         )
         return may_wait and self._wait(submission)
 
@@ -150,14 +157,21 @@ class Dispatcher:
                 self._waiting.remove(suspect)
                 self.submit(suspect, now_s)
 
-    def _route(self, submission: Submission, engine: EngineMember) -> EngineMember:
-        request = submission.request
-        routed = Routed(request.key, submission.client.index, engine.identity, request.model)
+    def _follow(self, route: Route, submission: Submission) -> None:
+        request, engine, choice = submission.request, route.engine, route.choice
+        routed = Routed(
+            key=request.key,
+            client_index=submission.client.index,
+            engine=engine.identity,
+            model=request.model,
+            prefill_tokens=request.num_prompt_tokens - choice.cached_tokens,
+            expected_cached_tokens=choice.cached_tokens,
+            reason=choice.reason,
+        )
         self._add(routed)
         self._trial.began(request)
-        self._send(engine, UnseenRequest(request.key, request.num_prompt_tokens, submission.frames))
+        self._send(engine, UnseenRequest(request.key, routed.prefill_tokens, submission.frames))
         self._accept(submission.client, routed)
-        return engine
 
     def _send(self, engine: EngineMember, request: UnseenRequest) -> None:
         engine.sent(request)
@@ -166,7 +180,10 @@ class Dispatcher:
     def _accept(self, client: ClientMember, routed: Routed) -> None:
         engine = self._engines.find(routed.engine)
         assert engine is not None, "the table holds a request of an engine core that is gone"
-        self._outbox.to_client(client.identity, Accepted(routed.key, engine.index, engine.hello.incarnation))
+        accepted = Accepted(
+            routed.key, engine.index, engine.hello.incarnation, routed.expected_cached_tokens, routed.reason
+        )
+        self._outbox.to_client(client.identity, accepted)
 
     def _reject(self, submission: Submission, refusal: Refusal, now_s: float) -> None:
         self.rejected_total[refusal.reason.name.lower()] += 1
@@ -245,19 +262,21 @@ class Dispatcher:
     def adopt(self, engine: EngineMember) -> None:
         """Takes over, while settling, the requests of an engine core that an earlier coordinator knew."""
         unwanted = []
-        for key, client_index, _ in engine.hello.requests:
-            if key in self._early_aborts or not self._adopt_one(engine, key, client_index):
+        for key, client_index, num_prompt_tokens in engine.hello.requests:
+            if key in self._early_aborts or not self._adopt_one(engine, key, client_index, num_prompt_tokens):
                 unwanted.append(key)
         self._abort_on(engine, unwanted)
 
-    def _adopt_one(self, engine: EngineMember, key: RequestKey, client_index: ClientIndex) -> bool:
+    def _adopt_one(
+        self, engine: EngineMember, key: RequestKey, client_index: ClientIndex, num_prompt_tokens: int
+    ) -> bool:
         other = self._table.find(key.request_id)
         if other is not None:
             if other.key.attempt >= key.attempt:
                 return False
             self._remove(other)
             self._outbox.to_engine(other.engine, Abort([other.key]))
-        self._add(Routed(key, client_index, engine.identity, engine.hello.model.name))
+        self._add(Routed(key, client_index, engine.identity, engine.hello.model.name, num_prompt_tokens))
         return True
 
     def lost_requests(self, client: ClientMember, engine: EngineMember) -> list[RequestKey]:
@@ -318,6 +337,7 @@ class Dispatcher:
 
     def _remove(self, routed: Routed) -> None:
         self._table.remove(routed)
+        self._blocks.ended(routed.engine, routed.key)
         self._trial.over(routed.key)
         self._tenants.unrouted(routed.key.request_id)
         self._publisher.engine_changed(routed.engine)

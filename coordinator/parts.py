@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from coordinator.admission import Admission, AdmissionLimits
+from coordinator.block_index import BlockIndex
 from coordinator.card_cache import CardCache
 from coordinator.clients import ClientTable
 from coordinator.dispatcher import Dispatcher
@@ -38,6 +39,7 @@ class Parts(msgspec.Struct, frozen=True):
     settling: Settling
     publisher: ClusterPublisher
     engines: EngineTable
+    blocks: BlockIndex
     clients: ClientTable
     cards: CardCache
     dispatcher: Dispatcher
@@ -50,6 +52,7 @@ def make_parts(settings: Settings, started_s: float) -> Parts:
     settling = Settling(started_s + settings.heartbeat_timeout_s)
     publisher = ClusterPublisher(settings.incarnation)
     engines = EngineTable()
+    blocks = BlockIndex()
     admission = Admission(settings.limits)
     tenants = TenantLimits(settings.tenants, started_s)
     return Parts(
@@ -58,8 +61,9 @@ def make_parts(settings: Settings, started_s: float) -> Parts:
         settling=settling,
         publisher=publisher,
         engines=engines,
+        blocks=blocks,
         clients=ClientTable(settings.first_client_index),
         cards=CardCache(outbox),
-        dispatcher=Dispatcher(engines, settling, publisher, outbox, admission, tenants),
+        dispatcher=Dispatcher(engines, blocks, settling, publisher, outbox, admission, tenants),
         liveness={link: Liveness(settings.heartbeat_timeout_s) for link in Link},
     )

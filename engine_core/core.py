@@ -40,8 +40,8 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, drain_timeout_s: float, ssd: SsdTier | None = None) -> None:
         """`ssd` is the scheduler's, if it has one."""
         self._scheduler = scheduler
-        self._deadlines = Deadlines()
         self._ssd = ssd
+        self._deadlines = Deadlines()
         self._drain_timeout_s = drain_timeout_s
         self._clients: dict[ClientIndex, str] = {}
         self._welcome = 0
@@ -104,7 +104,7 @@ class EngineCore:
         """Time has passed: ends requests whose deadline has, a drain that is done or out of time, and waits for the SSD
         that are too long.
 
-        To be called between any two steps: while a request is there, there are steps, so that none needs a timer.
+        To be called between any two steps.
         """
         if self._ssd is not None:
             self._ssd.expire(now_s)
@@ -142,7 +142,8 @@ class EngineCore:
         load = msgspec.structs.replace(self._scheduler.load(), draining=self._settled_s is not None, ssd=ssd)
         ended = self._scheduler.take_ended()
         self._deadlines.forget(ended)
-        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s)
+        blocks = self._scheduler.take_block_changes()
+        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s, blocks)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""

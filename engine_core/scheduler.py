@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 
 from engine_core.batch import Batch
+from engine_core.block_changes import BlockChanges
 from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget
 from engine_core.device import Admission, StepPlan, StepResult
 from engine_core.finish import finish_reason
@@ -139,6 +140,10 @@ class Scheduler:
     def take_ended(self) -> list[RequestKey]:
         """Requests that ended, for whatever reason, since this was last asked."""
         return self._requests.take_ended()
+
+    def take_block_changes(self) -> BlockChanges:
+        """Blocks that were stored or evicted since this was last asked."""
+        return self._prefixes.take_changes()
 
     def live_requests(self) -> list[tuple[RequestKey, ClientIndex, int]]:
         """Key, client and number of prompt tokens of each request that has not ended."""

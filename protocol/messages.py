@@ -182,6 +182,8 @@ class ClientHello(Message, frozen=True):
 class EngineCoreRequest(Message, frozen=True):
     """One generation. Its prompt travels as buffer 0: token ids, unsigned 32-bit little-endian.
 
+    Buffer 1, if there is one, are the keys of the prompt's first blocks (protocol.prefix_hash), as many as the sender
+    knows, for the coordinator to find out which engine core has them. Nothing but the choice depends on them.
     API server -> coordinator -> engine core, the same frames. Sent again (same attempt) by an API server that got no
     answer, or by the coordinator over a new connection: who has it already does not start it twice.
     """
@@ -206,7 +208,7 @@ class EngineCoreRequest(Message, frozen=True):
     session_key: str = ""
     """Requests with the same key had better run on the same engine core."""
     engine_rank: int = -1
-    """Wanted engine core, counted in the order of their indices; -1 for any."""
+    """Index of the wanted engine core; -1 for any."""
     deaths: int = 0
     """Engine cores that died in a row while they had this request, with no new token of it between."""
     tenant: str = ""
@@ -267,12 +269,29 @@ class ClientWelcome(Message, frozen=True):
     """Another one than before: all that was accepted under the old one is lost, no output of it will come."""
 
 
+class RouteReason(enum.IntEnum):
+    """Why a request went to its engine core and to no other."""
+
+    LOAD = 1
+    """It had the least to do, or it was the turn of one among equals."""
+    AFFINITY = 2
+    """It holds more of the prompt than another one that could have got it."""
+    HINT = 3
+    """The caller named it, or the session's favourite is this one."""
+    RESUME = 4
+    """An attempt after the first: the engine core before was lost."""
+
+
 class Accepted(Message, frozen=True):
     """The request has an engine core; outputs or EngineLost follow."""
 
     key: RequestKey
     engine_index: EngineIndex
     engine_incarnation: Incarnation
+    expected_cached_tokens: int = 0
+    """Prompt tokens that the engine core should have stored."""
+    reason: RouteReason | None = None
+    """None when an earlier coordinator chose."""
 
 
 class RejectReason(enum.IntEnum):
@@ -288,6 +307,8 @@ class RejectReason(enum.IntEnum):
     """Its tenant has used up what it may."""
     TIMED_OUT = 6
     """Its deadline passed before it was accepted."""
+    NO_SUCH_ENGINE = 7
+    """It asks for an engine core that there is not."""
 
 
 class Rejected(Message, frozen=True):
@@ -358,6 +379,19 @@ class LoadReport(Message, frozen=True):
     """Requests that ended since the last report."""
 
 
+class BlocksChanged(Message, frozen=True):
+    """Which blocks this engine core has stored and evicted; follows each EngineWelcome as a whole, in pieces.
+
+    Buffer 0: keys of stored blocks, buffer 1: keys of evicted ones (protocol.prefix_hash), one behind the other; none
+    is in both. An engine core that stores no prefixes sends no such message.
+    """
+
+    sequence: int
+    """0, 1, 2, ... per engine core incarnation: after a gap nothing counts until the whole is told anew."""
+    anew: bool = False
+    """What was told before counts no more: the first piece of the whole."""
+
+
 # --- engines link: coordinator -> engine core -----------------------------------------------------------------
 
 
@@ -379,10 +413,20 @@ class EngineWelcome(Message, frozen=True):
     """Send the model card."""
 
 
+class GetBlocks(Message, frozen=True):
+    """Something of what was told of the blocks is missing: tell the whole, beginning with `anew`."""
+
+
 class Clients(Message, frozen=True):
     """All API servers there are; requests of any other are to be dropped."""
 
     clients: list[ClientAddress]
+    number: int = 0
+    """Counts up from 1 in each coordinator; 0 for none. When a connection is made anew, what is left of the old one may
+    be read after what came by the new one: a smaller number than the last, or one of a coordinator that is gone, is
+    passed over."""
+    incarnation: Incarnation = Incarnation("")
+    """The coordinator's."""
 
 
 # --- outputs link: engine core (PUSH) -> API server (PULL) ----------------------------------------------------
@@ -475,8 +519,10 @@ TYPE_NUMBERS: dict[type[Message], int] = {
     RequestsLost: 23,
     EngineHello: 32,
     LoadReport: 33,
+    BlocksChanged: 34,
     EngineWelcome: 48,
     Clients: 49,
+    GetBlocks: 50,
     EngineCoreOutputs: 64,
     ClusterSnapshot: 80,
     EngineUpdate: 81,
@@ -489,8 +535,8 @@ ClientToCoordinator = (
 CoordinatorToClient = (
     ClientWelcome | Accepted | Rejected | EngineLost | RequestsLost | Card | CardUnknown | Heartbeat | Refused
 )
-EngineToCoordinator = EngineHello | LoadReport | Card
-CoordinatorToEngine = EngineWelcome | EngineCoreRequest | Abort | Clients | Refused
+EngineToCoordinator = EngineHello | LoadReport | BlocksChanged | Card
+CoordinatorToEngine = EngineWelcome | EngineCoreRequest | Abort | Clients | GetBlocks | Refused
 EngineToClient = EngineCoreOutputs
 CoordinatorToAll = ClusterSnapshot | EngineUpdate
 

@@ -16,6 +16,7 @@ from api_server.engine_client import ClusterRefusedUs, EngineClient, Patience
 from api_server.generation_backend import AbortCause, Collector, NoModel, Rejected, UnknownModel
 from api_server.links import Links
 from api_server.metrics import Metrics
+from api_server.placement import Placement
 from protocol.addresses import CLIENTS, CLUSTER, ipc_address
 from protocol.codec import encode
 from protocol.identifiers import EngineIndex, Incarnation
@@ -79,7 +80,7 @@ class Cluster:
 
     async def _submit(self, prompt_ids: list[int], deadline_s: float, tenant: str) -> Collector:
         model = await self.client.model("tiny")
-        return await self.client.submit(model, prompt_ids, SAMPLING, 0, "", "cmpl", deadline_s, tenant)
+        return await self.client.submit(model, prompt_ids, SAMPLING, 0, "", "cmpl", Placement(), deadline_s, tenant)
 
     async def close(self) -> None:
         self.client.check_invariants()

@@ -253,7 +253,7 @@ async def test_what_the_template_cannot_say_is_refused(fields: dict[str, Any]) -
 @pytest.mark.parametrize(("wanted", "status"), [("auto", 400), ("none", 200), ("hermes", 200)])
 async def test_calls_that_nobody_could_parse_are_refused_unless_the_operator_says_so(wanted: Any, status: int) -> None:
     card = make_card(chat_template="{{ tools }}{{ messages[0].content }}", max_model_len=2000)
-    model = ServedModel(card, ParserNames(wanted, "auto"))
+    model = ServedModel(card, "hash", ParserNames(wanted, "auto"))
     response = await Server(says(model, OSLO), model).chat(tools=[WEATHER])
     assert response.status_code == status
     if status == 200:

@@ -115,7 +115,7 @@ def test_any_arrival_gives_the_same_entries_and_their_offsets_are_places_in_the_
 
 def test_alternatives_are_spelled_as_they_would_have_come_at_that_place() -> None:
     # BR-f04: after a word, and byte tokens by their bytes
-    model = ServedModel(make_card(tokenizer_json=byte_fallback_json(), vocab_size=400))
+    model = ServedModel(make_card(tokenizer_json=byte_fallback_json(), vocab_size=400), "hash")
     tokenizer = model.tokenizer
     the, fox, byte = (tokenizer._tokenizer.token_to_id(name) for name in ("\u2581the", "\u2581fox", "<0xF0>"))
     trail = TokenTrail(Detokenizer(tokenizer, [], True))

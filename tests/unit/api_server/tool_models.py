@@ -48,4 +48,4 @@ def model_with(template: str, special_tokens: tuple[str, ...] = ()) -> ServedMod
         vocab_size=400,
         max_model_len=4000,
     )
-    return ServedModel(msgspec.structs.replace(card, name="tools"))
+    return ServedModel(msgspec.structs.replace(card, name="tools"), "hash")

@@ -28,6 +28,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     Accepted,
+    BlocksChanged,
     Card,
     ClientHello,
     ClientToCoordinator,
@@ -37,6 +38,7 @@ from protocol.messages import (
     EngineRun,
     EngineState,
     EngineToCoordinator,
+    Heartbeat,
     Load,
     LoadReport,
     Message,
@@ -158,6 +160,10 @@ class FakeEngine:
     ) -> None:
         self.say(LoadReport(load or Load(), adds_received, finished or []))
 
+    def blocks(self, sequence: int, stored: bytes = b"", evicted: bytes = b"", anew: bool = False) -> list[Message]:
+        """Tells of blocks; returns what came back."""
+        return self.say(BlocksChanged(sequence, anew), stored, evicted)
+
     def card(self) -> None:
         self.say(Card(self.model.card_hash), b"packed card")
 
@@ -217,6 +223,9 @@ class FakeClient:
         answers = [m for m in self.core.sent_to(self.identity) if isinstance(m, Accepted | Rejected)]
         assert len(answers) <= 1
         return answers[0] if answers else None
+
+    def heartbeat(self) -> None:
+        self.say(Heartbeat())
 
     def abort(self, *keys: RequestKey) -> None:
         self.say(Abort(list(keys)))

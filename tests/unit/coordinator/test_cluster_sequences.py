@@ -326,7 +326,11 @@ class ClusterSequences(RuleBasedStateMachine):
         return snapshot
 
     def live_clients(self, snapshot: ClusterSnapshot) -> list[ClientModel]:
-        newest = {client.name: client for client in self.by_identity.values() if isinstance(client, ClientModel)}
+        newest = {
+            client.name: client
+            for client in self.by_identity.values()
+            if isinstance(client, ClientModel) and client.alive  # not one that an older process has displaced again
+        }
         return [newest[name] for name in snapshot.api_servers]
 
 

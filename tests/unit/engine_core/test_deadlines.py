@@ -71,7 +71,7 @@ def test_exactly_the_live_ones_are_due_in_order(steps: list[tuple[int, int, bool
 # --- in the engine core ---------------------------------------------------------------------------------------
 
 LIMITS = SchedulerLimits(
-    max_num_seqs=1, max_num_batched_tokens=16, max_model_len=200, kv_capacity_tokens=512, pool_lengths=(256, 512)
+    max_num_seqs=1, max_num_batched_tokens=16, max_model_len=200, kv_capacity_tokens=512, pool_lengths=(256,)
 )
 
 
@@ -84,7 +84,9 @@ def core() -> EngineCore:
 
 @pytest.fixture
 def device() -> TokenDevice:
-    return TokenDevice(LIMITS.kv_capacity_tokens, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
+    return TokenDevice(
+        LIMITS.kv_capacity_tokens, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens, LIMITS.pool_lengths
+    )
 
 
 def arrive(core: EngineCore, name: str, deadline_s: float, prompt: int = 2) -> None:
@@ -116,6 +118,7 @@ def test_while_it_waits_while_it_prefills_and_while_it_decodes(core: EngineCore,
     step(core, device)
     assert core.tick(0.0, 1010.0) == end_of("prefills", 0)
     step(core, device)  # tells the device of the row that is free
+    core.check_invariants()
     assert core.plan() is None
     status = core.take_status()
     assert {ended.request_id for ended in status.ended} == {"decodes", "waits", "prefills"}

@@ -4,7 +4,7 @@ from array import array
 
 import msgspec
 import pytest
-from token_device import TokenDevice, doubled_lengths, output_alone
+from token_device import TokenDevice, output_alone
 
 from engine_core.events import RequestArrived, RequestInvalid
 from engine_core.request_check import check_request
@@ -16,11 +16,7 @@ from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from protocol.sampling import SamplingParams
 
 LIMITS = SchedulerLimits(
-    max_num_seqs=2,
-    max_num_batched_tokens=16,
-    max_model_len=513,
-    kv_capacity_tokens=2_048,
-    pool_lengths=doubled_lengths(64, 512),
+    max_num_seqs=2, max_num_batched_tokens=16, max_model_len=513, kv_capacity_tokens=2_048, pool_lengths=(256, 512)
 )
 PROMPT = [1, 2, 3]
 MAX_TOKENS = 6
@@ -43,7 +39,9 @@ def test_the_rest_is_what_would_have_come_at_its_own_positions(done: int) -> Non
     scheduler.add(resumed(done), array("I", PROMPT + whole[:done]))
     outputs: list[EngineCoreOutput] = []
     while scheduler.has_requests:
-        outputs += scheduler.update(device.run(scheduler.plan())).get(ClientIndex(0), [])
+        plan = scheduler.plan()
+        assert plan is not None
+        outputs += scheduler.update(device.run(plan)).get(ClientIndex(0), [])
         scheduler.check_invariants()
     assert [output.position for output in outputs] == list(range(done, MAX_TOKENS))
     assert [token for output in outputs for token in output.token_ids] == whole[done:]
