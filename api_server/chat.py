@@ -11,7 +11,7 @@ from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
 from api_server.planned_answer import PlannedAnswer, request_plan
-from api_server.prompt_encoding import encode_prompt
+from api_server.prompt_encoding import MOST_TRUNCATED_CONTEXTS, encode_prompt
 from api_server.sampling_options import Prompt
 from api_server.served_model import ServedModel
 from api_server.template_style import TemplateMessage
@@ -29,9 +29,9 @@ async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer
     request = parse_chat(fields)
     model = await backend.model(request.model)
     check_model_takes(request, model)
-    text = await _render(request, model)
-    is_truncated = request.truncate_prompt_tokens is not None
-    found = await encode_prompt(model, text, request.add_special_tokens, is_truncated)
+    text = await render_prompt(request, model)
+    most_contexts = 1 if request.truncate_prompt_tokens is None else MOST_TRUNCATED_CONTEXTS
+    found = await encode_prompt(model, text, request.add_special_tokens, most_contexts)
     if not found:
         raise invalid("the messages give an empty prompt", "messages")
     token_ids = request.truncated(found, model.card.max_model_len)
@@ -52,7 +52,8 @@ async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer
     return PlannedAnswer(plan, answer_format, request.stream, request.wants_continuous_usage)
 
 
-async def _render(request: ChatRequest, model: ServedModel) -> str:
+async def render_prompt(request: ChatRequest, model: ServedModel) -> str:
+    """The text that the model continues. Raises ApiError, TemplateRefused."""
     template = model.template
     if template is None:
         raise invalid(f"the model {model.name} has no chat template: use /v1/completions", "messages")

@@ -13,7 +13,9 @@ from api_server.sse import DONE, event
 from api_server.token_entries import TokenEntry
 
 
-class _Choice(msgspec.Struct, frozen=True):
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One text, or in a chunk a piece of it."""
+
     index: int
     text: str
     finish_reason: FinishWord | None = None
@@ -23,11 +25,13 @@ class _Choice(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class _Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):
+class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):
+    """The whole answer, and each event of a stream."""
+
     id: str
     created: int
     model: str
-    choices: list[_Choice]
+    choices: list[CompletionChoice]
     usage: Usage | UnsetType | None
 
 
@@ -70,7 +74,7 @@ class CompletionFormat:
 
     def opening(self) -> bytes:
         return b"".join(
-            self._event(_Choice(index, echo.text, prompt_token_ids=echo.token_ids), None)
+            self._event(CompletionChoice(index, echo.text, prompt_token_ids=echo.token_ids), None)
             for index, echo in enumerate(self._echoes)
         )
 
@@ -79,11 +83,12 @@ class CompletionFormat:
         logprobs = self._logprobs(delta.index, delta.delta.tokens)
         ids = self._tokens.ids(delta.delta.tokens)
         if delta.delta.text:
-            events += self._event(_Choice(delta.index, delta.delta.text, logprobs=logprobs, token_ids=ids), usage)
+            piece = CompletionChoice(delta.index, delta.delta.text, logprobs=logprobs, token_ids=ids)
+            events += self._event(piece, usage)
             logprobs, ids = None, UNSET
         finish = delta.delta.finish
         if finish is not None:  # a chunk of its own, as in chat
-            end = _Choice(delta.index, "", finish.reason, finish.stop_reason, logprobs, ids)
+            end = CompletionChoice(delta.index, "", finish.reason, finish.stop_reason, logprobs, ids)
             events += self._event(end, usage)
         return events
 
@@ -93,9 +98,9 @@ class CompletionFormat:
     def whole(self, choices: list[WholeChoice], usage: Usage) -> bytes:
         return self._encode([self._whole(index, choice) for index, choice in enumerate(choices)], usage)
 
-    def _whole(self, index: int, choice: WholeChoice) -> _Choice:
+    def _whole(self, index: int, choice: WholeChoice) -> CompletionChoice:
         echo = self._echoes[index] if self._echoes else NO_ECHO
-        return _Choice(
+        return CompletionChoice(
             index,
             echo.text + choice.text,
             choice.finish.reason,
@@ -109,8 +114,8 @@ class CompletionFormat:
         shift = len(self._echoes[index].text) if self._echoes else 0
         return self._tokens.completion_logprobs(tokens, shift)
 
-    def _event(self, choice: _Choice, usage: Usage | None) -> bytes:
+    def _event(self, choice: CompletionChoice, usage: Usage | None) -> bytes:
         return event(self._encode([choice], usage if usage is not None or self._with_usage else UNSET))
 
-    def _encode(self, choices: list[_Choice], usage: Usage | UnsetType | None) -> bytes:
-        return _encoder.encode(_Completion(self._id, self._created, self._model, choices, usage))
+    def _encode(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
+        return _encoder.encode(Completion(self._id, self._created, self._model, choices, usage))

@@ -45,7 +45,7 @@ def split_prompts(prompt: str | list[Any], vocab_size: int) -> list[TextOrIds]:
     if isinstance(prompt, str):
         return [prompt]
     if prompt and type(prompt[0]) is int:
-        return [_token_ids(prompt, "prompt", vocab_size)]
+        return [check_token_ids(prompt, "prompt", vocab_size)]
     if not 1 <= len(prompt) <= MAX_PROMPTS:
         raise invalid(f"prompt must hold 1 to {MAX_PROMPTS} prompts", "prompt")
     return [_text_or_ids(entry, f"prompt[{index}]", vocab_size) for index, entry in enumerate(prompt)]
@@ -55,11 +55,12 @@ def _text_or_ids(entry: Any, path: str, vocab_size: int) -> TextOrIds:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, list):
-        return _token_ids(entry, path, vocab_size)
+        return check_token_ids(entry, path, vocab_size)
     raise invalid(f"{path} must be a string or a list of token ids", path)
 
 
-def _token_ids(ids: list[Any], path: str, vocab_size: int) -> list[int]:
+def check_token_ids(ids: list[Any], path: str, vocab_size: int) -> list[int]:
+    """The ids. Raises ApiError naming the first that is none."""
     for index, token_id in enumerate(ids):
         if type(token_id) is not int or not 0 <= token_id < vocab_size:  # a bool is an int to isinstance
             where = f"{path}[{index}]"

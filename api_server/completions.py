@@ -15,7 +15,7 @@ from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
 from api_server.planned_answer import PlannedAnswer, request_plan
-from api_server.prompt_encoding import encode_prompt
+from api_server.prompt_encoding import MOST_TRUNCATED_CONTEXTS, encode_prompt
 from api_server.sampling_options import Prompt
 from api_server.served_model import ServedModel
 from protocol.identifiers import new_request_id
@@ -52,8 +52,8 @@ async def _token_ids(prompt: TextOrIds, model: ServedModel, request: CompletionR
     token_ids = prompt
     if isinstance(token_ids, str):
         adds_special_tokens = request.add_special_tokens and model.card.adds_special_tokens
-        is_truncated = request.truncate_prompt_tokens is not None
-        token_ids = await encode_prompt(model, token_ids, adds_special_tokens, is_truncated)
+        most_contexts = 1 if request.truncate_prompt_tokens is None else MOST_TRUNCATED_CONTEXTS
+        token_ids = await encode_prompt(model, token_ids, adds_special_tokens, most_contexts)
     return request.truncated(token_ids, model.card.max_model_len)
 
 

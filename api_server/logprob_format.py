@@ -47,9 +47,9 @@ class TokenTelling(msgspec.Struct, frozen=True):
         """Of the choice's new tokens, where they are wanted."""
         return [entry.token.token_id for entry in entries] if self.token_ids else UNSET
 
-    def _chat_token(self, entry: TokenEntry) -> "_ChatToken":
-        tops = [_ChatTop(self._chat_name(top), top.logprob, list(top.spelling)) for top in entry.tops]
-        return _ChatToken(self._chat_name(entry.token), entry.token.logprob, list(entry.token.spelling), tops)
+    def _chat_token(self, entry: TokenEntry) -> "ChatTokenLogprob":
+        tops = [ChatTopLogprob(self._chat_name(top), top.logprob, list(top.spelling)) for top in entry.tops]
+        return ChatTokenLogprob(self._chat_name(entry.token), entry.token.logprob, list(entry.token.spelling), tops)
 
     def _alternatives(self, entry: TokenEntry) -> dict[str, float]:
         """The likeliest first, the token itself added; of those that are spelled alike the likeliest counts."""
@@ -70,23 +70,27 @@ class TokenTelling(msgspec.Struct, frozen=True):
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.spelling)
 
 
-class _ChatTop(msgspec.Struct, frozen=True):
+class ChatTopLogprob(msgspec.Struct, frozen=True):
+    """One of the likeliest tokens at a place."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
-class _ChatToken(msgspec.Struct, frozen=True):
+class ChatTokenLogprob(msgspec.Struct, frozen=True):
+    """One generated token."""
+
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[_ChatTop]
+    top_logprobs: list[ChatTopLogprob]
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
     """`choices[].logprobs` of chat."""
 
-    content: list[_ChatToken]
+    content: list[ChatTokenLogprob]
     refusal: None = None
 
 

@@ -30,35 +30,38 @@ UINT64_MASK = 2**64 - 1
 Number = TypeVar("Number", int, float)
 
 
-class _Range(NamedTuple):
+class Range(NamedTuple):
+    """Of a number."""
+
     low: float
     high: float
     """Written out in errors as given here, integers as integers."""
     low_excluded: bool = False
 
     def holds(self, value: float) -> bool:
+        """Whether the number is in it; NaN is in none."""
         return (self.low < value or (value == self.low and not self.low_excluded)) and value <= self.high
 
     def __str__(self) -> str:
         return f"{'greater than' if self.low_excluded else 'at least'} {self.low} and at most {self.high}"
 
 
-_RANGES = {
-    "temperature": _Range(0, 2),
-    "top_p": _Range(0, 1, low_excluded=True),
-    "top_k": _Range(-1, MAX_INT32),
-    "min_p": _Range(0, 1),
-    "repetition_penalty": _Range(0.01, 100),  # beyond these logits leave float16
-    "presence_penalty": _Range(-2, 2),
-    "frequency_penalty": _Range(-2, 2),
-    "n": _Range(1, MAX_N),
-    "min_tokens": _Range(0, MAX_INT32),
-    "max_tokens": _Range(1, MAX_INT32),
-    "max_completion_tokens": _Range(1, MAX_INT32),
-    "top_logprobs": _Range(0, MAX_LOGPROBS),
-    "logprobs": _Range(0, MAX_LOGPROBS),
-    "truncate_prompt_tokens": _Range(-1, MAX_INT32),
-    "priority": _Range(-MAX_INT32, MAX_INT32),
+RANGES = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, low_excluded=True),
+    "top_k": Range(-1, MAX_INT32),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0.01, 100),  # beyond these logits leave float16
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "n": Range(1, MAX_N),
+    "min_tokens": Range(0, MAX_INT32),
+    "max_tokens": Range(1, MAX_INT32),
+    "max_completion_tokens": Range(1, MAX_INT32),
+    "top_logprobs": Range(0, MAX_LOGPROBS),
+    "logprobs": Range(0, MAX_LOGPROBS),
+    "truncate_prompt_tokens": Range(-1, MAX_INT32),
+    "priority": Range(-MAX_INT32, MAX_INT32),
 }
 
 
@@ -106,8 +109,8 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     def check(self) -> None:
         """All that can be checked without the model. Raises ApiError."""
         for name, value in msgspec.structs.asdict(self).items():
-            if name in _RANGES and type(value) in (int, float) and not _RANGES[name].holds(value):
-                raise invalid(f"{name} must be {_RANGES[name]}", name)
+            if name in RANGES and type(value) in (int, float) and not RANGES[name].holds(value):
+                raise invalid(f"{name} must be {RANGES[name]}", name)
         if self.seed is not None and not SEED_RANGE[0] <= self.seed <= SEED_RANGE[1]:
             raise invalid("seed must be a signed 64-bit integer", "seed")
         if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_CACHE_SALT_CHARS:
