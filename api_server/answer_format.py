@@ -39,6 +39,8 @@ class WholeChoice(msgspec.Struct, frozen=True):
     finish: Finish
     tokens: list[TokenEntry] = []
     """Of a choice that keeps them."""
+    prompt: list[TokenEntry] = []
+    """Of its prompt, when log probabilities of that were wanted."""
 
     @property
     def text(self) -> str:

@@ -48,7 +48,7 @@ from api_server.client_events import (
 )
 from api_server.coordinator_link import CoordinatorLink, LinkState
 from api_server.live_generation import GenerationState, LiveGeneration
-from api_server.output_logprobs import output_logprobs
+from api_server.output_logprobs import output_logprobs, prompt_logprobs
 from api_server.output_sequences import OutputSequences
 from api_server.stray_outputs import StrayOutputs
 from api_server.unacknowledged import Unacknowledged
@@ -249,6 +249,7 @@ class ClientCore:
             return self._resume(generation, ResumeCause.OUTPUTS_LOST, now_s)
         try:
             logprobs = output_logprobs(output, generation.submit.sampling)[known:]
+            scores = [] if known else prompt_logprobs(output, generation.submit.sampling, generation.num_prompt_tokens)
         except ProtocolError as error:
             return self._fail(generation, str(error), now_s)
         token_ids = output.token_ids[known:] if known else output.token_ids
@@ -256,7 +257,7 @@ class ClientCore:
             return self._fail(generation, "the engine core sent more tokens than were asked for", now_s)
         generation.engine = engine
         is_cleared = generation.receive(token_ids)
-        news = Deliver(output.request_id, token_ids, cached_tokens=output.cached_tokens, logprobs=logprobs)
+        news = Deliver(output.request_id, token_ids, None, None, output.cached_tokens, logprobs, scores)
         commands = self._admit(generation) + self._deliver(generation, output, news, now_s)
         if is_cleared and output.finish_reason is None and self.is_welcomed:
             commands.append(Send(Cleared([output.key])))

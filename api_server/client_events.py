@@ -154,6 +154,8 @@ class Deliver(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int = 0
     logprobs: list[TokenLogprobs] = []
     """One for each token, when the request asked for them."""
+    prompt_logprobs: list[TokenLogprobs] = []
+    """With the first token, when the request asked for them: of the prompt's tokens from the second on."""
 
 
 class ResumeCause(enum.Enum):

@@ -22,6 +22,7 @@ class TokenCollector:
         self.request_id = request_id
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | None = None
         self._cached_tokens = 0
@@ -38,6 +39,7 @@ class TokenCollector:
         assert self._finish_reason is None and self._failure is None, "nothing follows the end"
         self._token_ids += delivery.token_ids
         self._logprobs += delivery.logprobs
+        self._prompt_logprobs += delivery.prompt_logprobs
         self._finish_reason = delivery.finish_reason
         self._stop_reason = delivery.stop_reason
         self._cached_tokens = self._cached_tokens or delivery.cached_tokens
@@ -55,8 +57,15 @@ class TokenCollector:
         if not self._token_ids and self._finish_reason is None:
             assert self._failure is not None
             raise self._failure
-        delta = TokenDelta(self._token_ids, self._finish_reason, self._stop_reason, self._cached_tokens, self._logprobs)
-        self._token_ids, self._logprobs = [], []
+        delta = TokenDelta(
+            self._token_ids,
+            self._finish_reason,
+            self._stop_reason,
+            self._cached_tokens,
+            self._logprobs,
+            self._prompt_logprobs,
+        )
+        self._token_ids, self._logprobs, self._prompt_logprobs = [], [], []
         if self._failure is None:
             self._wake.clear()
         return delta

@@ -71,8 +71,12 @@ class CompletionFormat:
         self._with_usage = with_usage
         self._tokens = tokens
         self._echoes = echoes
+        self._echoed: set[int] = set()
+        """Choices whose prompt was told."""
 
     def opening(self) -> bytes:
+        if self._tokens.logprobs:  # those of the prompt come with the first token
+            return b""
         return b"".join(
             self._event(CompletionChoice(index, echo.text, prompt_token_ids=echo.token_ids), None)
             for index, echo in enumerate(self._echoes)
@@ -80,6 +84,9 @@ class CompletionFormat:
 
     def delta(self, delta: ChoiceDelta, usage: Usage | None = None) -> bytes:
         events = b""
+        if self._tokens.logprobs and self._echoes and delta.index not in self._echoed:
+            self._echoed.add(delta.index)
+            events += self._event(self._echo(delta.index, delta.prompt), usage)
         logprobs = self._logprobs(delta.index, delta.delta.tokens)
         ids = self._tokens.ids(delta.delta.tokens)
         if delta.delta.text:
@@ -105,14 +112,21 @@ class CompletionFormat:
             echo.text + choice.text,
             choice.finish.reason,
             choice.finish.stop_reason,
-            self._logprobs(index, choice.tokens),
+            self._logprobs(index, choice.tokens, choice.prompt),
             self._tokens.ids(choice.tokens),
             echo.token_ids,
         )
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenEntry]) -> CompletionLogprobs | None:
+    def _echo(self, index: int, prompt: Sequence[TokenEntry]) -> CompletionChoice:
+        echo = self._echoes[index]
+        logprobs = self._tokens.completion_logprobs((), prompt=prompt)
+        return CompletionChoice(index, echo.text, logprobs=logprobs, prompt_token_ids=echo.token_ids)
+
+    def _logprobs(
+        self, index: int, tokens: Sequence[TokenEntry], prompt: Sequence[TokenEntry] = ()
+    ) -> CompletionLogprobs | None:
         shift = len(self._echoes[index].text) if self._echoes else 0
-        return self._tokens.completion_logprobs(tokens, shift)
+        return self._tokens.completion_logprobs(tokens, shift, prompt)
 
     def _event(self, choice: CompletionChoice, usage: Usage | None) -> bytes:
         return event(self._encode([choice], usage if usage is not None or self._with_usage else UNSET))

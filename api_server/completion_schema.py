@@ -28,6 +28,9 @@ class CompletionRequest(SamplingOptions, kw_only=True):
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
+    def wanted_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
 
 def parse_completion(fields: Fields) -> CompletionRequest:
     """The request, checked as far as that goes without the model. Raises ApiError."""
@@ -35,8 +38,6 @@ def parse_completion(fields: Fields) -> CompletionRequest:
     request.check()
     if request.best_of is not None and request.best_of != request.n:
         raise ApiError(ErrorKind.NOT_SUPPORTED, "best_of other than n is not supported by this server", "best_of")
-    if request.echo and request.logprobs is not None:
-        raise ApiError(ErrorKind.NOT_SUPPORTED, "echo with logprobs is not supported by this server", "echo")
     return request
 
 

@@ -28,6 +28,8 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens that were not computed again, as far as known by now."""
     logprobs: list[TokenLogprobs] = []
     """One for each token, when the request asked for them."""
+    prompt_logprobs: list[TokenLogprobs] = []
+    """With the first token, when the request asked for them: of the prompt's tokens from the second on."""
 
 
 class AbortCause(enum.Enum):

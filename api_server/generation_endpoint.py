@@ -69,6 +69,7 @@ class GenerationEndpoint:
     async def _whole(self, planned: PlannedAnswer, scope: Scope, receive: Receive, send: Send) -> None:
         parts: list[list[Event]] = [[] for _ in planned.plan.choices]
         tokens: list[list[TokenEntry]] = [[] for _ in planned.plan.choices]
+        prompts: dict[int, list[TokenEntry]] = {}
         finishes: dict[int, Finish] = {}
         async with Choices(self._backend, planned.plan) as choices:
             await choices.submit()
@@ -76,11 +77,16 @@ class GenerationEndpoint:
                 for new in await choices.next():
                     parts[new.index] += new.delta.events
                     tokens[new.index] += new.delta.tokens
+                    if new.prompt:
+                        prompts[new.index] = new.prompt
                     if new.delta.finish is not None:
                         finishes[new.index] = new.delta.finish
         if choices.completion_tokens == 0 and OUT_OF_TIME in finishes.values():
             raise out_of_time()
-        whole = [WholeChoice(found, finishes[index], tokens[index]) for index, found in enumerate(parts)]
+        whole = [
+            WholeChoice(found, finishes[index], tokens[index], prompts.get(index, []))
+            for index, found in enumerate(parts)
+        ]
         body = planned.format.whole(whole, _usage(planned, choices))
         await Response(body, media_type="application/json")(scope, receive, send)
 

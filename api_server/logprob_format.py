@@ -32,15 +32,19 @@ class TokenTelling(msgspec.Struct, frozen=True):
             return None
         return ChatLogprobs([self._chat_token(entry) for entry in entries])
 
-    def completion_logprobs(self, entries: Sequence[TokenEntry], shift: int = 0) -> "CompletionLogprobs | None":
-        """The same for completions; offsets count from `shift`."""
+    def completion_logprobs(
+        self, entries: Sequence[TokenEntry], shift: int = 0, prompt: Sequence[TokenEntry] = ()
+    ) -> "CompletionLogprobs | None":
+        """The same for completions, behind those of an echoed prompt; offsets of `entries` count from `shift`."""
         if not self.logprobs:
             return None
+        known = (*prompt[1:], *entries)
+        first = prompt[:1]
         return CompletionLogprobs(
-            [shift + entry.offset for entry in entries],
-            [entry.token.logprob for entry in entries],
-            [self._name(entry.token) for entry in entries],
-            [self._alternatives(entry) for entry in entries],
+            [entry.offset for entry in prompt] + [shift + entry.offset for entry in entries],
+            [None for _ in first] + [entry.token.logprob for entry in known],
+            [self._name(entry.token) for entry in (*prompt, *entries)],
+            [None for _ in first] + [self._alternatives(entry) for entry in known],
         )
 
     def ids(self, entries: Sequence[TokenEntry]) -> list[int] | UnsetType:

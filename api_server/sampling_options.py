@@ -19,6 +19,8 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_PROMPT_LOGPROBS = 2**21
+"""Of one prompt; with their ids 16 MiB on their way from the engine core."""
 MAX_CACHE_SALT_CHARS = 256
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them overflows float16."""
@@ -158,6 +160,10 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
         """How many alternatives of each token the caller wants; None for no log probabilities."""
         return None
 
+    def wanted_prompt_logprobs(self) -> int | None:
+        """The same of each token of the prompt."""
+        return None
+
     def truncated(self, token_ids: list[int], max_model_len: int) -> list[int]:
         """The end of the prompt that the caller wants; at -1 what leaves room for the output in the context."""
         if self.truncate_prompt_tokens is None:
@@ -213,6 +219,7 @@ def sampling_params(
         logprobs=options.wanted_logprobs(),
         allowed_token_ids=_allowed_token_ids(options.allowed_token_ids, card.vocab_size),
         bad_words_token_ids=bad_words_token_ids,
+        prompt_logprobs=_prompt_logprobs(options, prompt),
     )
 
 
@@ -232,6 +239,13 @@ def _max_tokens(options: SamplingOptions, card: ModelCard, prompt: Prompt) -> in
             "max_tokens" if room >= 1 else None,
         )
     return min(room, wanted or prompt.default_max_tokens or room)
+
+
+def _prompt_logprobs(options: SamplingOptions, prompt: Prompt) -> int | None:
+    wanted = options.wanted_prompt_logprobs()
+    if wanted is not None and len(prompt.token_ids) * (1 + wanted) > MAX_PROMPT_LOGPROBS:
+        raise invalid(f"logprobs of a prompt: at most {MAX_PROMPT_LOGPROBS} in all, alternatives included", "logprobs")
+    return wanted
 
 
 def _stop_token_ids(options: SamplingOptions, vocab_size: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ text, or with the end.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -84,6 +85,16 @@ class TokenTrail:
 
     def _chance(self, token_id: int, logprob: float) -> TokenChance:
         return TokenChance(token_id, self._detokenizer.spell(token_id), finite(logprob))
+
+
+def prompt_entries(
+    detokenizer: Detokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> list[TokenEntry]:
+    """Entries of a prompt's tokens, read by a fresh detokenizer; `logprobs` are of those from the second on."""
+    trail = TokenTrail(detokenizer)
+    for token_id, told in zip(token_ids, (None, *logprobs), strict=True):
+        trail.push(token_id, told)
+    return trail.take(0)
 
 
 def finite(logprob: float) -> float:

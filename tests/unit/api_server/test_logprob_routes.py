@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from http_fakes import Script, Server, Step, events, ids
+from msgspec import structs
 
 from api_server.generation_backend import TokenDelta
 from protocol.logprobs import LOGPROB_FLOOR, TokenLogprobs
@@ -164,3 +165,51 @@ async def test_bad_words_and_allowed_tokens_reach_the_sampling() -> None:
     sampling = server.backend.submissions[0][1]
     assert sampling.bad_words_token_ids == (tuple(ids("fox")), tuple(ids(" fox")))
     assert sampling.allowed_token_ids == (5, 6)
+
+
+def scored(prompt_ids: Sequence[int], wanted: int) -> list[TokenLogprobs]:
+    return [told(100 + place, token_id, wanted) for place, token_id in enumerate(prompt_ids[1:])]
+
+
+def plays_scored() -> Script:
+    def script(number: int, prompt: Sequence[int], sampling: SamplingParams) -> list[Step]:
+        assert sampling.prompt_logprobs == sampling.logprobs is not None
+        [first, *rest] = plays()(number, prompt, sampling)
+        assert isinstance(first, TokenDelta)
+        return [structs.replace(first, prompt_logprobs=scored(prompt, sampling.logprobs)), *rest]
+
+    return script
+
+
+async def test_an_echoed_prompt_has_its_log_probabilities_too() -> None:
+    # BR-f09, BR-f12: what evaluation harnesses read likelihoods from
+    prompt = "the fox \N{FLEXED BICEPS} jumps"
+    body = (await Server(plays_scored()).complete(prompt=prompt, echo=True, logprobs=1)).json()
+    [choice] = body["choices"]
+    logprobs, count = choice["logprobs"], len(ids(prompt))
+    assert choice["text"] == prompt + TEXT
+    assert {len(entries) for entries in logprobs.values()} == {count + len(TOKENS)}
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+    assert logprobs["token_logprobs"][1:count] == [-101.5 - place for place in range(count - 1)]
+    assert logprobs["token_logprobs"][count:] == [-1.5 - index for index in range(len(TOKENS))]
+    for offset, token in zip(logprobs["text_offset"][:-1], logprobs["tokens"][:-1], strict=True):
+        assert token.startswith("bytes:") or choice["text"][offset:].startswith(token)
+    assert logprobs["text_offset"][count] == len(prompt)
+
+
+async def test_a_stream_tells_the_same_of_an_echoed_prompt() -> None:
+    asked = {"prompt": ["the fox", ids("x")], "echo": True, "logprobs": 0, "n": 2}
+    whole = (await Server(plays_scored()).complete(**asked)).json()
+    *chunks, _ = events(await Server(plays_scored()).complete(stream=True, **asked))
+    for index in range(4):
+        choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in choices) == whole["choices"][index]["text"]
+        pieces = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+        expected = whole["choices"][index]["logprobs"]
+        assert {name: [entry for piece in pieces for entry in piece[name]] for name in expected} == expected
+
+
+async def test_log_probabilities_of_a_prompt_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api_server.sampling_options.MAX_PROMPT_LOGPROBS", 20)
+    response = await Server(plays_scored()).complete(prompt=[[5] * 11], echo=True, logprobs=1)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "logprobs")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api_server.output_logprobs import output_logprobs
+from api_server.output_logprobs import output_logprobs, prompt_logprobs
 from protocol.errors import ProtocolError
 from protocol.identifiers import RequestId
 from protocol.logprobs import PackedLogprobs, TokenLogprobs, pack_logprobs
@@ -33,3 +33,15 @@ def test_missing_or_wrong_ones_are_an_error(packed: PackedLogprobs | None) -> No
 
 def test_an_end_without_tokens_needs_none() -> None:
     assert output_logprobs(output(None, []), WITH) == []
+
+
+def test_those_of_a_prompt_come_with_the_first_token_and_are_checked_too() -> None:
+    asked = SamplingParams(max_tokens=9, prompt_logprobs=1)
+    first = EngineCoreOutput(RequestId("r"), 0, 0, [3], prompt_logprobs=pack_logprobs(TOKENS))
+    assert prompt_logprobs(first, asked, 3) == TOKENS
+    assert prompt_logprobs(first, SamplingParams(max_tokens=9), 3) == []
+    assert prompt_logprobs(EngineCoreOutput(RequestId("r"), 0, 1, [3]), asked, 3) == []
+    assert prompt_logprobs(EngineCoreOutput(RequestId("r"), 0, 0, [3]), asked, 1) == []
+    for wrong, count in [(first, 4), (EngineCoreOutput(RequestId("r"), 0, 0, [3]), 3)]:
+        with pytest.raises(ProtocolError):
+            prompt_logprobs(wrong, asked, count)
