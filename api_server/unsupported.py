@@ -14,6 +14,14 @@ _COMMON = {
     "logprob_token_ids": NEVER,
     "use_beam_search": Switch((False,)),
     "length_penalty": Switch((1, 1.0)),
+    "truncation_side": Switch(("left",)),
+    "watermarking": Switch((False,)),
+    "return_prompt_text": Switch((False,)),
+    "repetition_detection": NEVER,
+    "kv_transfer_params": NEVER,
+    "ec_transfer_params": NEVER,
+    "vllm_xargs": Switch(({},)),
+    "stream_interval": Switch((1,)),
     "response_format": Switch(({"type": "text"},)),
     "structured_outputs": NEVER,
     "guided_json": NEVER,
@@ -38,6 +46,8 @@ CHAT_SWITCHES: Mapping[str, Switch] = _COMMON | {
     "echo": Switch((False,)),
     "function_call": Switch(("none",)),
     "functions": Switch(([],)),
+    "media_io_kwargs": Switch(({},)),
+    "mm_processor_kwargs": Switch(({},)),
     "modalities": Switch((["text"],)),
     "prediction": NEVER,
     "separate_reasoning": Switch((True,)),
@@ -55,5 +65,6 @@ WITHOUT_EFFECT = (
     "safety_identifier",
     "prompt_cache_retention",
     "spaces_between_special_tokens",
+    "request_id",
 )
-"""Of both routes. The last is about tokenizers that are not used here: the text between special tokens is as it is."""
+"""Of both routes; docs/http-api.md says why."""
