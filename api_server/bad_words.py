@@ -30,4 +30,6 @@ def bad_words_token_ids(words: Sequence[str], model: ServedModel) -> tuple[tuple
 def _sequences(words: Sequence[str], model: ServedModel) -> Iterator[tuple[int, ...]]:
     for word in words:
         for text in (word.lstrip(), " " + word.lstrip()):
-            yield tuple(model.tokenizer.encode(text, add_special_tokens=False))
+            token_ids = tuple(model.tokenizer.encode(text, add_special_tokens=False))
+            if token_ids:  # tokenizers may drop characters, and what cannot be written needs no ban
+                yield token_ids

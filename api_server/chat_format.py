@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from api_server.answer_format import Usage, WholeChoice
 from api_server.choice_text import FinishWord, content_of
 from api_server.choices import ChoiceDelta
-from api_server.logprob_format import ChatLogprobs, TokenTelling
+from api_server.logprob_format import ChatLogprobs, PromptLogprobs, TokenTelling
 from api_server.parsers.events import CallArguments, CallBegan, CallEnded, Content, Event, Reasoning
 from api_server.sse import DONE, event
 
@@ -62,6 +62,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class AnswerDelta(msgspec.Struct, frozen=True):
@@ -160,7 +161,9 @@ class ChatFormat:
             )
             for index, choice in enumerate(choices)
         ]
-        return _encoder.encode(ChatCompletion(self._id, self._created, self._model, written, usage, self._prompt_ids))
+        scores = self._tokens.of_prompt(choices[0].prompt)
+        answer = ChatCompletion(self._id, self._created, self._model, written, usage, self._prompt_ids, scores)
+        return _encoder.encode(answer)
 
     def _event(self, choice: ChatChunkChoice, usage: Usage | None, prompt_ids: list[int] | UnsetType = UNSET) -> bytes:
         told = usage if usage is not None or self._with_usage else UNSET

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from api_server.answer_format import Usage, WholeChoice
 from api_server.choice_text import FinishWord
 from api_server.choices import ChoiceDelta
-from api_server.logprob_format import CompletionLogprobs, TokenTelling
+from api_server.logprob_format import CompletionLogprobs, PromptLogprobs, TokenTelling
 from api_server.sse import DONE, event
 from api_server.token_entries import TokenEntry
 
@@ -23,6 +23,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     logprobs: CompletionLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):
@@ -112,9 +113,10 @@ class CompletionFormat:
             echo.text + choice.text,
             choice.finish.reason,
             choice.finish.stop_reason,
-            self._logprobs(index, choice.tokens, choice.prompt),
+            self._logprobs(index, choice.tokens, () if self._tokens.prompt_logprobs else choice.prompt),
             self._tokens.ids(choice.tokens),
             echo.token_ids,
+            self._tokens.of_prompt(choice.prompt),
         )
 
     def _echo(self, index: int, prompt: Sequence[TokenEntry]) -> CompletionChoice:

@@ -29,7 +29,7 @@ class CompletionRequest(SamplingOptions, kw_only=True):
         return self.logprobs
 
     def wanted_prompt_logprobs(self) -> int | None:
-        return self.logprobs if self.echo else None
+        return self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs
 
 
 def parse_completion(fields: Fields) -> CompletionRequest:
@@ -38,6 +38,8 @@ def parse_completion(fields: Fields) -> CompletionRequest:
     request.check()
     if request.best_of is not None and request.best_of != request.n:
         raise ApiError(ErrorKind.NOT_SUPPORTED, "best_of other than n is not supported by this server", "best_of")
+    if request.echo and request.logprobs is not None and request.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs and echo with logprobs exclude each other", "prompt_logprobs")
     return request
 
 

@@ -20,6 +20,8 @@ class TokenTelling(msgspec.Struct, frozen=True):
     """`return_token_ids`: of prompts and choices."""
     names_are_ids: bool = False
     """`return_tokens_as_token_ids`: spelled "token_id:N"."""
+    prompt_logprobs: bool = False
+    """vLLM's `prompt_logprobs`, beside those that an echoed prompt has."""
 
     @property
     def needs_entries(self) -> bool:
@@ -47,6 +49,13 @@ class TokenTelling(msgspec.Struct, frozen=True):
             [None for _ in first] + [self._alternatives(entry) for entry in known],
         )
 
+    def of_prompt(self, entries: Sequence[TokenEntry]) -> "PromptLogprobs | UnsetType":
+        """vLLM's shape: null for the first token, then what was likely and the token itself, by token id."""
+        if not self.prompt_logprobs:
+            return UNSET
+        first: PromptLogprobs = [None for _ in entries[:1]]
+        return first + [_by_id(entry) for entry in entries[1:]]
+
     def ids(self, entries: Sequence[TokenEntry]) -> list[int] | UnsetType:
         """Of the choice's new tokens, where they are wanted."""
         return [entry.token.token_id for entry in entries] if self.token_ids else UNSET
@@ -72,6 +81,25 @@ class TokenTelling(msgspec.Struct, frozen=True):
             return token.spelling.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.spelling)
+
+
+def _by_id(entry: TokenEntry) -> "dict[str, PromptLogprob]":
+    chances = [*enumerate(entry.tops, start=1), (entry.rank, entry.token)]
+    return {
+        str(token.token_id): PromptLogprob(token.logprob, rank, token.spelling.decode(errors="replace"))
+        for rank, token in chances
+    }
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """A token of a prompt, or one that was likely in its place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ChatTopLogprob(msgspec.Struct, frozen=True):

@@ -62,6 +62,7 @@ RANGES = {
     "max_completion_tokens": Range(1, MAX_INT32),
     "top_logprobs": Range(0, MAX_LOGPROBS),
     "logprobs": Range(0, MAX_LOGPROBS),
+    "prompt_logprobs": Range(0, MAX_LOGPROBS),
     "truncate_prompt_tokens": Range(-1, MAX_INT32),
     "priority": Range(-MAX_INT32, MAX_INT32),
 }
@@ -99,6 +100,7 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = True
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = []
+    prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
@@ -117,6 +119,8 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
             raise invalid("seed must be a signed 64-bit integer", "seed")
         if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_CACHE_SALT_CHARS:
             raise invalid(f"cache_salt must have 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt")
+        if self.prompt_logprobs is not None and self.stream:  # as in vLLM: they belong to no chunk
+            raise invalid("prompt_logprobs is not allowed when stream is true", "prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             raise invalid("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
         check_bad_words(self.bad_words)
@@ -145,7 +149,12 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     @property
     def token_telling(self) -> TokenTelling:
         """What is to be told of single tokens."""
-        return TokenTelling(self.wanted_logprobs() is not None, self.return_token_ids, self.return_tokens_as_token_ids)
+        return TokenTelling(
+            self.wanted_logprobs() is not None,
+            self.return_token_ids,
+            self.return_tokens_as_token_ids,
+            self.prompt_logprobs is not None,
+        )
 
     @property
     def placement(self) -> Placement:
@@ -162,7 +171,7 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
 
     def wanted_prompt_logprobs(self) -> int | None:
         """The same of each token of the prompt."""
-        return None
+        return self.prompt_logprobs
 
     def truncated(self, token_ids: list[int], max_model_len: int) -> list[int]:
         """The end of the prompt that the caller wants; at -1 what leaves room for the output in the context."""
@@ -244,7 +253,8 @@ def _max_tokens(options: SamplingOptions, card: ModelCard, prompt: Prompt) -> in
 def _prompt_logprobs(options: SamplingOptions, prompt: Prompt) -> int | None:
     wanted = options.wanted_prompt_logprobs()
     if wanted is not None and len(prompt.token_ids) * (1 + wanted) > MAX_PROMPT_LOGPROBS:
-        raise invalid(f"logprobs of a prompt: at most {MAX_PROMPT_LOGPROBS} in all, alternatives included", "logprobs")
+        field = "logprobs" if options.prompt_logprobs is None else "prompt_logprobs"
+        raise invalid(f"{field} of a prompt: at most {MAX_PROMPT_LOGPROBS} in all, alternatives included", field)
     return wanted
 
 

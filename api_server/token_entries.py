@@ -34,6 +34,8 @@ class TokenEntry(msgspec.Struct, frozen=True):
     """The likeliest tokens at its place, as many as were asked for."""
     offset: int
     """Characters of text before its own."""
+    rank: int = 0
+    """1 for the likeliest; 0 where no log probability was asked for."""
 
 
 class TokenTrail:
@@ -81,7 +83,7 @@ class TokenTrail:
         if logprobs is None:
             return TokenEntry(self._chance(token_id, 0.0), [], self._length)
         tops = map(self._chance, logprobs.top_ids, logprobs.top_logprobs)
-        return TokenEntry(self._chance(token_id, logprobs.logprob), list(tops), self._length)
+        return TokenEntry(self._chance(token_id, logprobs.logprob), list(tops), self._length, logprobs.rank)
 
     def _chance(self, token_id: int, logprob: float) -> TokenChance:
         return TokenChance(token_id, self._detokenizer.spell(token_id), finite(logprob))

@@ -10,7 +10,6 @@ from api_server.json_body import NEVER, Switch
 _COMMON = {
     "store": Switch((False,)),
     "service_tier": Switch(("auto", "default")),
-    "prompt_logprobs": NEVER,
     "logprob_token_ids": NEVER,
     "use_beam_search": Switch((False,)),
     "length_penalty": Switch((1, 1.0)),

@@ -213,3 +213,50 @@ async def test_log_probabilities_of_a_prompt_are_bounded(monkeypatch: pytest.Mon
     monkeypatch.setattr("api_server.sampling_options.MAX_PROMPT_LOGPROBS", 20)
     response = await Server(plays_scored()).complete(prompt=[[5] * 11], echo=True, logprobs=1)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "logprobs")
+
+
+def plays_prompt_scores() -> Script:
+    def script(number: int, prompt: Sequence[int], sampling: SamplingParams) -> list[Step]:
+        assert sampling.prompt_logprobs is not None
+        [first, *rest] = plays()(number, prompt, sampling)
+        assert isinstance(first, TokenDelta)
+        return [structs.replace(first, prompt_logprobs=scored(prompt, sampling.prompt_logprobs)), *rest]
+
+    return script
+
+
+async def test_a_prompt_in_vllms_shape() -> None:
+    server = Server(plays_prompt_scores())
+    [choice] = (await server.complete(prompt="the fox", prompt_logprobs=1)).json()["choices"]
+    first, *others = choice["prompt_logprobs"]
+    assert (first, len(others), choice["logprobs"]) == (None, len(ids("the fox")) - 1, None)
+    token_id = ids("the fox")[1]
+    likeliest, own = others[0].items()
+    assert (likeliest[0], likeliest[1]["logprob"], likeliest[1]["rank"]) == (str(token_id + 1), -0.25, 1)
+    assert own == (str(token_id), {"logprob": -101.5, "rank": 5, "decoded_token": " fox"})
+    chat = (await server.chat(prompt_logprobs=0, n=2)).json()
+    assert len(chat["prompt_logprobs"]) == len(server.backend.submissions[-1][0])
+    assert "prompt_logprobs" not in (await Server(plays()).chat()).json()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompt_logprobs": 21},
+        {"prompt_logprobs": -1},
+        {"prompt_logprobs": 10**9},
+        {"prompt_logprobs": 1, "stream": True},
+    ],
+)
+async def test_numbers_for_prompts_are_bounded_and_not_for_streams(asked: dict[str, Any]) -> None:
+    # BR-b07
+    for response in (await Server().chat(**asked), await Server().complete(**asked)):
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
+async def test_one_way_to_tell_of_a_prompt_at_a_time() -> None:
+    response = await Server().complete(prompt_logprobs=1, echo=True, logprobs=1)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
+    server = Server(plays_prompt_scores())
+    [choice] = (await server.complete(prompt="the fox", prompt_logprobs=1, echo=True)).json()["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("the fox" + TEXT, None)
