@@ -176,3 +176,13 @@ def test_unknown_fields_and_fields_without_effect_are_accepted() -> None:
     parse_chat(
         fields(messages=[{"role": "user", "content": "x", "extra": 1}], user="u", metadata={"a": "b"}, unknown=[1])
     )
+
+
+@pytest.mark.parametrize("asked", [{"type": "text"}, None])
+@pytest.mark.parametrize("stream", [True, False])
+def test_plain_text_as_response_format_is_as_if_not_given(asked: Any, stream: bool) -> None:
+    # BR-e17
+    message = {"role": "user", "content": "x"}
+    assert parse_chat(fields(messages=[message], stream=stream, response_format=asked)) == parse_chat(
+        fields(messages=[message], stream=stream)
+    )
