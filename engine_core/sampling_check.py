@@ -46,6 +46,7 @@ def _out_of_range(sampling: SamplingParams) -> Iterator[str]:
         ("presence_penalty", sampling.presence_penalty, -MAX_FACTOR, MAX_FACTOR),
         ("frequency_penalty", sampling.frequency_penalty, -MAX_FACTOR, MAX_FACTOR),
         ("logprobs", sampling.logprobs or 0, 0, MAX_LOGPROBS),
+        ("prompt_logprobs", sampling.prompt_logprobs or 0, 0, MAX_LOGPROBS),
         *(
             (f"logit_bias of token {token}", bias, -MAX_FACTOR, MAX_FACTOR)
             for token, bias in sampling.logit_bias.items()

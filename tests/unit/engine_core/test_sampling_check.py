@@ -50,6 +50,7 @@ def test_what_an_api_server_lets_through_passes(sampling: SamplingParams) -> Non
         (SamplingParams(1, min_tokens=-1), "min_tokens"),
         (SamplingParams(1, logprobs=-1), "logprobs"),
         (SamplingParams(1, logprobs=21), "logprobs"),
+        (SamplingParams(1, prompt_logprobs=21), "prompt_logprobs"),
         (SamplingParams(1, logit_bias={3: math.nan}), "logit_bias of token 3"),
         (SamplingParams(1, logit_bias={VOCABULARY: 1.0}), "logit_bias: token id 10000"),
         (SamplingParams(1, logit_bias=dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0)), "logit_bias has 4097"),
