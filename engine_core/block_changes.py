@@ -3,8 +3,7 @@
 from protocol.prefix_hash import BlockHash
 
 BlockChanges = dict[BlockHash, bool]
-"""Blocks that were stored (true) or evicted (false) between two reports, in the order in which that happened: none is
-stored before its parent."""
+"""Blocks that were stored (true) or evicted (false) between two reports; their order means nothing."""
 
 
 class ChangeLog:
