@@ -8,7 +8,7 @@ from api_server.errors import ApiError, ErrorKind, invalid
 from api_server.placement import Placement
 from api_server.placement_hints import check_session_key
 from protocol.card import ModelCard
-from protocol.sampling import SamplingParams
+from protocol.sampling import GREEDY_BELOW, SamplingParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -16,8 +16,6 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_CACHE_SALT_CHARS = 256
-GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: dividing by them overflows float16."""
 MAX_INT32 = 2**31 - 1
 SEED_RANGE = (-(2**63), 2**63 - 1)
 """OpenAI's seeds are signed 64-bit integers."""
