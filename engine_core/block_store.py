@@ -104,6 +104,12 @@ class BlockStore:
             if self._blocks.pop(block_id, None) is None:
                 raise PlanError(f"block {block_id} is not stored")
 
+    def check_invariants(self) -> None:
+        """Asserts that all blocks have the stated parts, where blocks can be read."""
+        shapes = [part.shape for part in self.parts]
+        if shapes:
+            assert all([array.shape for array in arrays] == shapes for arrays in self._blocks.values())
+
     def _check_new(self, block_id: BlockId) -> None:
         if block_id in self._blocks:
             raise PlanError(f"block {block_id} is stored already")

@@ -28,6 +28,7 @@ def opened(path: Path, files: float = 100, block_format: BlockFormat = FORMAT) -
 
 def has(folder: BlockFolder, write: BlockWrite, seed: int) -> bool:
     block = folder.read(write.block_hash, write.parent)
+    folder.check_invariants()
     assert block is None or [bytes(array) for array in block.data] == [bytes(array) for array in sample_data(seed)]
     return block is not None
 
