@@ -1,4 +1,4 @@
-"""What has come into the prefix store and gone from it since the coordinator was last told. Pure."""
+"""What has come into the prefix cache and gone from it since the coordinator was last told. Pure."""
 
 from protocol.prefix_hash import BlockHash
 

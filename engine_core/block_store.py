@@ -1,4 +1,4 @@
-"""The stored blocks of the prefix store: KV of 64 tokens of all layers, in memory of its own, in RAM.
+"""The stored blocks of the prefix cache: KV of 64 tokens of all layers, in memory of its own, in RAM.
 
 A block is one array for each kind of plane, [planes of that kind, heads, 64, dim]: a plane is the keys or the values
 of one layer, and a kind is its heads, dim and dtype, so that most models have one array a block. (Few large arrays:
