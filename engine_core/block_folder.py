@@ -124,7 +124,9 @@ class BlockFolder:
     def check_invariants(self) -> None:
         """Raises AssertionError when what would be told is not how it is."""
         self._ledger.check_invariants()
-        assert all((self._name(block_hash) in self._ledger) == is_there for block_hash, is_there in self._changes.items())
+        assert all(
+            (self._name(block_hash) in self._ledger) == is_there for block_hash, is_there in self._changes.items()
+        )
 
     def _name(self, block_hash: BlockHash) -> FileName:
         return FileName(f"{self._model}/{block_hash.hex()}{_SUFFIX}")
