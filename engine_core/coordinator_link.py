@@ -177,7 +177,8 @@ class CoordinatorLink:
             reason = f"request {request.request_id} is for client {request.client_index}, whose address never came"
             return [DropMalformed(reason), TellCore(RequestInvalid(request, reason))]
         prefix_card_hash = self._identity.model.card_hash if self._identity.stores_prefixes else None
-        return [TellCore(check_request(request, buffers, self._identity.vocab_size, prefix_card_hash))]
+        vocab_size, max_model_len = self._identity.vocab_size, self._identity.model.max_model_len
+        return [TellCore(check_request(request, buffers, vocab_size, max_model_len, prefix_card_hash))]
 
     def _welcomed(self, welcome: EngineWelcome) -> list[LinkCommand]:
         self._welcomes += 1
