@@ -2,8 +2,9 @@
 
 The only code that calls the device. It takes what has arrived between two steps, so that an abort takes effect within
 one step, or two with lookahead: then a plan is submitted before the result of the one before it is taken, and the host
-does its part while the device computes; not so where submitting takes as long as the step, and the result that is to
-come is a first token or an end, which would be told a step later. It blocks on the inbox when nothing is planned and no result is to come.
+does its part while the device computes. Not so where submitting takes as long as the step and the result to come is a
+first token or an end: it would be told a step later. It blocks on the inbox when nothing is planned and no result is to
+come.
 """
 
 import queue
