@@ -156,7 +156,7 @@ def _run(trial: _Trial, sequences: Sequence[_Sequence], filling: int) -> None:
 def _copy(trial: _Trial, source: _Sequence, target: _Sequence, tokens: int) -> None:
     """`target` joins in the slot after next; where rows cannot be copied it is fed instead."""
     admissions = [_admission(target, Slot(0, 5))]
-    if trial.runner.stores_blocks:
+    if trial.runner.stores_blocks and not trial.runner.has_states:
         trial.prepare(admissions=admissions, copies=[RowCopy(source.row, target.row, tokens)])
         target.fed = tokens
     else:

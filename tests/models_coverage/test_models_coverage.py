@@ -25,7 +25,7 @@ from engine_core.device import ModelRefused, StepResult
 from engine_core.mlx_device import MAX_IN_FLIGHT, MlxDevice
 from engine_core.mlx_lm_adapter import load_weights, make_prompt_cache, trace_model
 from engine_core.row_runner import RowRunner
-from engine_core.runner_choice import choose_runner, kv_capacity
+from engine_core.runner_choice import checkpoint_size, choose_runner, kv_capacity
 from engine_core.sampler import Sampler
 from engine_core.scheduler import Scheduler
 from engine_core.scheduler_limits import SchedulerLimits
@@ -48,7 +48,8 @@ class _Server:
         runner = choose_runner(model, trace, LENGTHS, ROWS, 13)
         assert isinstance(runner, SlotRunner | RowRunner)
         self.level = runner.level if isinstance(runner, SlotRunner) else None
-        self._device = MlxDevice(runner, Sampler(trace.vocab_size, (), True), trace.vocab_size, capacity, LENGTHS)
+        sampler = Sampler(trace.vocab_size, (), True)
+        self._device = MlxDevice(runner, sampler, trace.vocab_size, capacity, LENGTHS, checkpoint_size(trace))
         self.stores_prefixes = self._device.prefix_block_tokens > 0
         limits = SchedulerLimits(
             max_num_seqs=ROWS,
@@ -56,6 +57,7 @@ class _Server:
             max_model_len=LENGTHS[-1] + 1,
             kv_capacity_tokens=capacity,
             pool_lengths=LENGTHS,
+            checkpoint_tokens=self._device.checkpoint_tokens,
         )
         self._scheduler = Scheduler(limits, ())
         self._in_flight = 0
