@@ -18,6 +18,7 @@ from served_table import (
     built,
     level_of,
     page,
+    prefixes_of,
 )
 from tiny_architectures import tiny_model
 
@@ -51,6 +52,8 @@ class _Server:
         sampler = Sampler(trace.vocab_size, (), True)
         self._device = MlxDevice(runner, sampler, trace.vocab_size, capacity, LENGTHS, checkpoint_size(trace))
         self.stores_prefixes = self._device.prefix_block_tokens > 0
+        has_states = self._device.checkpoint_tokens > 0
+        self.prefixes = ("at checkpoints" if has_states else "to the token") if self.stores_prefixes else "none"
         limits = SchedulerLimits(
             max_num_seqs=ROWS,
             max_num_batched_tokens=13,
@@ -123,7 +126,7 @@ def _served() -> list[Any]:
 def test_requests_that_join_and_leave_get_what_they_get_alone(architecture: str) -> None:
     model = tiny_model(architecture)
     server = _Server(model)
-    assert server.level is level_of(architecture)
+    assert (server.level, server.prefixes) == (level_of(architecture), prefixes_of(architecture))
     requests = _requests(trace_model(model).vocab_size)
     for name, prompt, count in requests[:-1]:
         server.add(name, prompt, count)

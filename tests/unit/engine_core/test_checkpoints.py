@@ -61,6 +61,18 @@ def test_what_decode_has_left_is_given_up_for_what_it_leaves_next() -> None:
     assert given_up == [None, chain[2], chain[3], chain[4]], "that of the prompt stays"
 
 
+def test_none_is_left_behind_a_token_that_is_not_known() -> None:
+    checkpoints, sequence = Checkpoints(64), long_sequence(126)
+    checkpoints.admitted(sequence, shared=0)
+    sequence.planned(sequence.prefill_left, decodes=True)
+    sequence.planned(0, decodes=True)
+    sequence.planned(0, decodes=True)
+    sequence.sampled(1)
+    assert (sequence.num_computed, sequence.num_tokens, checkpoints.is_due(sequence)) == (128, 127, False)
+    sequence.sampled(1)
+    assert checkpoints.is_due(sequence)
+
+
 def test_one_that_waits_gets_one_where_it_turns_off_from_who_has_not_passed_it() -> None:
     checkpoints, first = Checkpoints(64), long_sequence(1_000, row=0, tail=300)
     second = long_sequence(900, row=1, tail=200)

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from tiny_models import VOCAB, greedy_alone, tiny_model, write_model_folder
 
 from engine_core.config import EngineCoreConfig
@@ -171,6 +172,26 @@ def test_memory_of_checkpoints_is_bounded_and_given_back() -> None:
     assert len(checkpoints) == 0
     engine.scheduler.abort([RequestKey(big)])
     engine.run()
+
+
+def test_to_take_a_checkpoint_while_rows_decode_the_host_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, prompt = Engine(tiny_model("mamba")), prompt_of(70)
+    device, pools = engine.device, (2, 0, 0, 0, 0, 0)
+    first, second = (Admission(row, Slot(0, row), prompt, (), GREEDY) for row in range(2))
+    run(device, StepPlan(pool_slots=pools, admissions=[first], prefills=[PrefillChunk(0, 0, prompt[:64])]))
+    save, decode = CheckpointSave(BlockId(0), 0, 64), DecodeRow(0, 64, prompt[64], 0)
+    waits: list[int] = []
+    """Arrays of each evaluation."""
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", lambda *arrays: waits.append(len(tree_flatten(list(arrays)))))
+        device.submit(StepPlan(pool_slots=pools, checkpoint_saves=[save], decodes=[decode]))
+    assert sum(waits) == 0
+    device.collect()
+    blocks = [BlockSave(BlockId(0), 0, 0)]
+    restore = BlockRestore(1, [BlockId(0)], 64)
+    second_decode = DecodeRow(1, 64, prompt[64], 0)
+    plan = StepPlan(pool_slots=pools, saves=blocks, admissions=[second], restores=[restore], decodes=[second_decode])
+    assert run(device, plan).token_ids == greedy_alone(tiny_model("mamba"), prompt[:65], 1)
 
 
 def test_a_checkpoint_is_taken_only_where_the_row_is() -> None:
