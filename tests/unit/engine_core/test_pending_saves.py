@@ -1,7 +1,7 @@
 """When blocks are copied out of rows."""
 
 from engine_core.device import BlockId, BlockSave
-from engine_core.pending_saves import PLANS_TOGETHER, PendingSave, PendingSaves
+from engine_core.pending_saves import BLOCKS_TOGETHER, PLANS_TOGETHER, PendingSave, PendingSaves
 
 
 def pending(number: int, row: int = 0) -> PendingSave:
@@ -32,6 +32,15 @@ def test_all_are_taken_when_one_of_the_rows_goes_or_somebody_wants_a_block() -> 
     saves.add(pending(7))
     assert ids(saves.take([], is_wanted=True)) == [7]
     assert saves.take([0], is_wanted=True) == []
+
+
+def test_many_are_not_kept_waiting() -> None:
+    saves = PendingSaves()
+    for number in range(BLOCKS_TOGETHER - 1):
+        saves.add(pending(number))
+    assert saves.take([], is_wanted=False) == []
+    saves.add(pending(BLOCKS_TOGETHER))
+    assert len(saves.take([], is_wanted=False)) == BLOCKS_TOGETHER
 
 
 def test_the_wait_begins_with_the_oldest() -> None:
