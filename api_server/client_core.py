@@ -33,6 +33,7 @@ from api_server.client_events import (
     Forget,
     Leave,
     LinkDown,
+    LinkRefused,
     LinkUp,
     NotSent,
     Refuse,
@@ -137,7 +138,7 @@ class ClientCore:
                 return self._on_fail_all(message, now_s)
             case Heartbeat():
                 return []  # being heard was all it wanted
-            case Refused(reason=text):
+            case Refused(reason=text) | LinkRefused(reason=text):
                 return [Leave(text)]
         assert_never(event)
 

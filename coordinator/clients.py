@@ -95,7 +95,7 @@ class ClientTable:
 
     def addresses(self) -> Clients:
         """Where the outputs of each go."""
-        return Clients([ClientAddress(client.index, client.hello.output_address) for client in self._live.values()])
+        return Clients([_address(client) for client in self._live.values()])
 
     def _new_index(self) -> ClientIndex:
         while self._is_taken(self._next_index):
@@ -118,3 +118,7 @@ class ClientTable:
         assert len(self._lost) <= MAX_LOST
         assert not self._live.keys() & self._lost.keys()
         assert all(identity == client.identity for identity, client in self._live.items())
+
+
+def _address(client: ClientMember) -> ClientAddress:
+    return ClientAddress(client.index, client.hello.output_address, client.hello.output_public_key)

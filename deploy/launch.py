@@ -10,6 +10,7 @@ import msgspec
 from deploy.cache import CACHE_VARIABLE
 from deploy.config import API_SERVER_OPTIONS, COORDINATOR_OPTIONS, ENGINE_CORE_OPTIONS
 from deploy.machine import Backend, cores, kv_cache_bytes, memory_bytes, mlx_backend, openblas_environment
+from deploy.machine_links import MachineLinks
 from deploy.options import PREFIX, Option, as_environment, as_flags
 from deploy.run_directory import RunDirectory
 from deploy.supervised_process import Role
@@ -41,21 +42,23 @@ class Launch(msgspec.Struct, frozen=True):
     api_servers: int
     values: Mapping[str, Any]
     """Options that were given, to be passed on to the roles that have them."""
+    links: MachineLinks = MachineLinks()
 
     def specs(
         self, directory: RunDirectory, http_fd: int, environment: Mapping[str, str]
     ) -> list[tuple[Role, ProcessSpec]]:
-        """One for each process, the coordinator first. `environment` is the supervisor's own."""
+        """One for each process, the coordinator (if it runs here) first. `environment` is the supervisor's own.
+
+        `http_fd` goes to the API servers.
+        """
         inherited = {
             name: value for name, value in environment.items() if not name.startswith(PREFIX) or name == CACHE_VARIABLE
         }
+        coordinators = [] if self.links.joined else [self._coordinator(directory, inherited)]
         return [
-            (Role.COORDINATOR, self._coordinator(directory, inherited)),
-            *((Role.ENGINE_CORE, self._engine_core(f"engine-{i}", directory, inherited)) for i in range(self.engines)),
-            *(
-                (Role.API_SERVER, self._api_server(f"api-{i}", directory, http_fd, inherited))
-                for i in range(self.api_servers)
-            ),
+            *((Role.COORDINATOR, spec) for spec in coordinators),
+            *((Role.ENGINE_CORE, self._engine_core(i, directory, inherited)) for i in range(self.engines)),
+            *((Role.API_SERVER, self._api_server(i, directory, http_fd, inherited)) for i in range(self.api_servers)),
         ]
 
     def _coordinator(self, directory: RunDirectory, environment: Mapping[str, str]) -> ProcessSpec:
@@ -66,19 +69,22 @@ class Launch(msgspec.Struct, frozen=True):
         }
         return self._spec("coordinator", Role.COORDINATOR, own, COORDINATOR_OPTIONS, environment)
 
-    def _engine_core(self, name: str, directory: RunDirectory, environment: Mapping[str, str]) -> ProcessSpec:
-        own: dict[str, Any] = {"engines_address": directory.engines, "model": self.model, "name": name}
+    def _engine_core(self, number: int, directory: RunDirectory, environment: Mapping[str, str]) -> ProcessSpec:
+        name = self.links.member_name("engine", number)
+        engines_address = self.links.coordinator(directory).engines
+        own: dict[str, Any] = {"engines_address": engines_address, "model": self.model, "name": name}
         if self.engines > 1 and "kv_cache_memory_bytes" not in self.values and not self.model.startswith(SIMULATED):
             own["kv_cache_memory_bytes"] = _kv_cache_share(self.engines, Path(self.model))
         environment = {_THREADS: str(max(1, cores() // self.engines)), **environment}
         environment.update(openblas_environment(environment))
         return self._spec(name, Role.ENGINE_CORE, own, ENGINE_CORE_OPTIONS, environment)
 
-    def _api_server(self, name: str, directory: RunDirectory, fd: int, environment: Mapping[str, str]) -> ProcessSpec:
+    def _api_server(self, number: int, directory: RunDirectory, fd: int, environment: Mapping[str, str]) -> ProcessSpec:
+        name, coordinator = self.links.member_name("api", number), self.links.coordinator(directory)
         own = {
-            "clients_address": directory.clients,
-            "cluster_address": directory.cluster,
-            "output_address": directory.outputs(name),
+            "clients_address": coordinator.clients,
+            "cluster_address": coordinator.cluster,
+            "output_address": self.links.output_address(directory, number),
             "name": name,
             "fd": fd,
             "metrics_dir": str(directory.metrics),

@@ -4,27 +4,31 @@ It waits for one of three things: an exit or a notice of a child, a signal, the 
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
 import msgspec
 
 from api_server.config import ApiServerConfig
-from api_server.http_socket import BindError, bind_http_socket, url_of
+from api_server.http_socket import BindError, bind_http_socket
 from deploy.child import Child, start_child
 from deploy.config import SERVE_OPTIONS, ServeConfig
 from deploy.coordinator_notices import CoordinatorNotices
-from deploy.launch import SIMULATED, Launch, ProcessSpec, hub_name, pull_spec
+from deploy.errors import StartError
+from deploy.launch import ProcessSpec
+from deploy.launch_preparation import prepare_launch, ready_line
 from deploy.load_display import LoadDisplay
+from deploy.machine_links import machine_links
 from deploy.run_directory import RunDirectory, remove_stale
 from deploy.silence_watch import SilenceWatch
-from deploy.start_checks import StartError, check_machine, check_options
+from deploy.start_checks import check_options
 from deploy.supervised_process import Role
 from deploy.supervisor_core import (
     FAILURES_BEFORE_READY,
@@ -39,6 +43,7 @@ from deploy.supervisor_core import (
     Finish,
     Hung,
     Kill,
+    MachineRefused,
     Ready,
     Start,
     StopRequested,
@@ -48,6 +53,8 @@ from deploy.supervisor_core import (
     TimePassed,
     describe_exit,
 )
+from protocol.addresses import CoordinatorAddresses
+from protocol.curve import Keyring
 from protocol.errors import AddressError
 from protocol.lifeline import Notice
 from protocol.messages import MemberProcess
@@ -79,56 +86,30 @@ async def _serve(values: Mapping[str, Any]) -> int:
     for stale in remove_stale():
         logger.info("removed %s, left by a supervisor that died", stale)
     check_options(config.model, values)
-    with bind_http_socket(host, port) as listening:
-        model = await _resolve(config.model, events)
-        if model is None:
+    links = machine_links(config, values)
+    with _listening_socket(host, port, config.api_servers) as listening:
+        launch = await prepare_launch(config, values, links, events)
+        if launch is None:
             return 0
-        check_machine(model, config.engines, values.get("kv_cache_memory_bytes"))
-        name = hub_name(config.model, Path(model))
-        options = values if name is None else {"served_model_name": name, **values}
-        launch = Launch(model, config.engines, config.api_servers, options)
         directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
         try:
-            specs = launch.specs(directory, listening.fileno(), os.environ)
-            ready_line = _ready_line(url_of(listening), launch)
-            cluster = Cluster(specs, listening, directory, drain_timeout_s, ready_line, events)
+            specs = launch.specs(directory, listening.fileno() if listening else -1, os.environ)
+            line = ready_line(listening, launch, config)
+            addresses = links.coordinator(directory)
+            cluster = Cluster(specs, listening, addresses, links.keyring, drain_timeout_s, line, events)
             return await cluster.run()
         finally:
             directory.remove()
 
 
-def _ready_line(url: str, launch: Launch) -> str:
-    own_name = "sim" if launch.model.startswith(SIMULATED) else Path(launch.model).name
-    name = launch.values.get("served_model_name") or own_name
-    return (
-        f"Shoal is ready: {url}/v1, model {name}, {launch.engines} engine core(s), {launch.api_servers} API server(s)"
-    )
-
-
-async def _resolve(model: str, events: "asyncio.Queue[Event]") -> str | None:
-    """The folder of the model, fetched if need be in a process of its own (it loads MLX); None when asked to stop.
-
-    Raises StartError.
-    """
-    if model.startswith(SIMULATED):
-        return model
-    try:
-        child = await start_child(pull_spec(model, os.environ))
-    except OSError as error:
-        raise StartError(f"the process that fetches the model cannot be started: {error}") from error
-    notices: list[Notice] = []
-    end = asyncio.create_task(child.wait(notices.append))
-    stop = asyncio.create_task(events.get())
-    await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
-    child.kill()  # nothing happens when it has ended; otherwise it leaves nothing that looks finished
-    await end
-    if not stop.cancel():
-        return None
-    if not notices:
-        raise StartError(f"model {model!r} cannot be served (see above)")
-    if notices[-1].state == "failed":
-        raise StartError(notices[-1].detail)
-    return notices[-1].detail
+@contextlib.contextmanager
+def _listening_socket(host: str, port: int, api_servers: int) -> Iterator[socket.socket | None]:
+    """For the API servers; None without any. Raises BindError."""
+    if not api_servers:
+        yield None
+        return
+    with bind_http_socket(host, port) as listening:
+        yield listening
 
 
 _READY_STATES = {Role.API_SERVER: "serving"}
@@ -141,8 +122,9 @@ class Cluster:
     def __init__(
         self,
         specs: Sequence[tuple[Role, ProcessSpec]],
-        listening: socket.socket,
-        directory: RunDirectory,
+        listening: socket.socket | None,
+        coordinator: CoordinatorAddresses,
+        keyring: Keyring,
         drain_timeout_s: float,
         ready_line: str,
         events: "asyncio.Queue[Event]",
@@ -153,8 +135,9 @@ class Cluster:
         self._listening = listening
         self._events = events
         self._ready_line = ready_line
-        self._notices = CoordinatorNotices(directory.clients)
-        self._silence = SilenceWatch(directory.cluster, time.monotonic)
+        self._notices = CoordinatorNotices(coordinator.clients, keyring.for_coordinator(coordinator.clients))
+        curve = keyring.for_coordinator(coordinator.cluster)
+        self._silence = SilenceWatch(coordinator.cluster, time.monotonic, curve)
         self._display = LoadDisplay()
         self._children: dict[str, Child] = {}
         """The last process of each name, dead or alive; none when its start failed."""
@@ -168,7 +151,7 @@ class Cluster:
         try:
             async with asyncio.TaskGroup() as tasks:  # whichever fails ends the supervisor, and that its children
                 links = [
-                    tasks.create_task(self._notices.run(), name="coordinator notices"),
+                    tasks.create_task(self._notices.run(self._on_refused), name="coordinator notices"),
                     tasks.create_task(self._silence.run(self._on_silent), name="silence watch"),
                 ]
                 exit_code = await self._handle_events(tasks)
@@ -186,7 +169,7 @@ class Cluster:
         while self._exit_code is None:
             event = await self._next_event()
             commands = self._core.handle(event, time.monotonic())
-            if self._core.is_ending:
+            if self._core.is_ending and self._listening is not None:
                 self._listening.close()  # so that new connections are refused, not left waiting
             await self._execute(commands, tasks)
         if self._failure is not None:
@@ -249,6 +232,9 @@ class Cluster:
         child = self._children.get(process.name)
         if child is not None and child.pid == process.pid:  # not another machine's, nor the next one of this name
             self._events.put_nowait(Hung(process.name))
+
+    def _on_refused(self, reason: str) -> None:
+        self._events.put_nowait(MachineRefused(reason))
 
     def _on_notice(self, name: str, notice: Notice) -> None:
         self._display.update(name, notice, time.monotonic())

@@ -48,6 +48,12 @@ class Hung(msgspec.Struct, frozen=True):
     name: str
 
 
+class MachineRefused(msgspec.Struct, frozen=True):
+    """The coordinator, on another machine, will have none of the processes of this one."""
+
+    reason: str
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """SIGTERM or SIGINT came."""
 
@@ -56,7 +62,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     """`next_deadline_s` is reached (or not: nothing happens then)."""
 
 
-Event = Ready | Exited | Hung | StopRequested | TimePassed
+Event = Ready | Exited | Hung | MachineRefused | StopRequested | TimePassed
 
 
 # --- commands -------------------------------------------------------------------------------------------------
@@ -101,9 +107,10 @@ class AnnounceRestart(msgspec.Struct, frozen=True):
 
 
 class AnnounceFailure(msgspec.Struct, frozen=True):
-    """The cluster cannot run because of this process; everything is being ended."""
+    """The cluster cannot run; everything is being ended."""
 
     name: str
+    """The process because of which; empty for none."""
     message: str
 
 
@@ -166,6 +173,8 @@ class Supervisor:
                 return self._on_exit(self._processes[name], code, now_s)
             case Hung(name):
                 return self._on_hung(self._processes[name])
+            case MachineRefused(reason):
+                return self._on_refused(reason, now_s)
             case StopRequested():
                 return self._kill_all() if self.is_ending else self._end(0, now_s)
             case TimePassed():
@@ -227,6 +236,11 @@ class Supervisor:
             return []  # said again before its exit was seen; or it is being ended, which has a deadline of its own
         process.condemn()
         return [AnnounceHung(process.name), Kill(process.name)]
+
+    def _on_refused(self, reason: str, now_s: float) -> list[Command]:
+        if self.is_ending:
+            return []
+        return [AnnounceFailure("", f"the coordinator refuses this machine: {reason}"), *self._end(1, now_s)]
 
     def _on_time(self, now_s: float) -> list[Command]:
         if not self.is_ending:

@@ -31,6 +31,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     Card,
+    ClientAddress,
     Clients,
     CoordinatorToEngine,
     EngineCoreRequest,
@@ -43,7 +44,7 @@ from protocol.messages import (
     Refused,
     RequestKey,
 )
-from protocol.sockets import ConnectionEvent
+from protocol.sockets import REFUSALS, ConnectionEvent
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -100,7 +101,7 @@ class CoordinatorLink:
         self._greeted = False
         self._welcomes = 0
         self._engine_index = EngineIndex(-1)
-        self._clients: dict[ClientIndex, str] = {}
+        self._clients: dict[ClientIndex, ClientAddress] = {}
         self._taken: dict[RequestKey, tuple[ClientIndex, int]] = {}
         """Requests passed on to the busy loop that have not ended, with client and number of prompt tokens."""
         self._reported = Load()
@@ -120,6 +121,10 @@ class CoordinatorLink:
             case ConnectionEvent.DOWN:
                 self._connected = self._greeted = False
                 return []
+            case ConnectionEvent.BROKEN_OFF:
+                return []
+            case ConnectionEvent.KEY_REFUSED | ConnectionEvent.MISMATCH:
+                return [TellCore(CoordinatorRefused(REFUSALS[event]))]
             case SendFailed():
                 self._greeted = False  # and again with the next report that is due, if the connection is still there
                 self._next_report_s = now_s + HEARTBEAT_S
@@ -138,7 +143,7 @@ class CoordinatorLink:
             case Abort(keys):
                 return [TellCore(RequestsAborted(keys))]
             case Clients(clients):
-                self._clients = {client.client_index: client.address for client in clients}
+                self._clients = {client.client_index: client for client in clients}
                 changed = ClientsChanged(self._clients)
                 return [TellOutputs(changed), TellCore(changed)]
             case EngineWelcome():

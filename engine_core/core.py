@@ -24,6 +24,7 @@ from engine_core.events import (
 from engine_core.scheduler import OutputsByClient, Scheduler
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex
+from protocol.messages import ClientAddress
 
 DRAIN_SETTLE_S = 0.2
 """A draining engine core stays at least this long: what the coordinator sent before it heard of it still arrives."""
@@ -37,7 +38,7 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, drain_timeout_s: float) -> None:
         self._scheduler = scheduler
         self._drain_timeout_s = drain_timeout_s
-        self._clients: dict[ClientIndex, str] = {}
+        self._clients: dict[ClientIndex, ClientAddress] = {}
         self._welcome = 0
         self._adds_handled = 0
         self._progressed_s = 0.0
@@ -116,7 +117,7 @@ class EngineCore:
         self._scheduler.check_invariants()
         assert self._exit_code != ExitCode.DRAINED or not self._scheduler.has_requests
 
-    def _take_clients(self, addresses: dict[ClientIndex, str]) -> None:
+    def _take_clients(self, addresses: dict[ClientIndex, ClientAddress]) -> None:
         for client_index, address in self._clients.items():
             if addresses.get(client_index) != address:
                 self._scheduler.drop_client(client_index)

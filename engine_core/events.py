@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
-from protocol.messages import EngineCoreRequest, Load, RequestKey
+from protocol.messages import ClientAddress, EngineCoreRequest, Load, RequestKey
 from protocol.prefix_hash import BlockHash
 
 
@@ -35,7 +35,7 @@ class RequestsAborted(msgspec.Struct, frozen=True):
 class ClientsChanged(msgspec.Struct, frozen=True):
     """The API servers that there are now, each with the address of its outputs."""
 
-    addresses: dict[ClientIndex, str]
+    addresses: dict[ClientIndex, ClientAddress]
 
 
 class ClientStuck(msgspec.Struct, frozen=True):

@@ -137,6 +137,8 @@ class ClientHello(Message, frozen=True):
     """Accepted, unfinished requests of it, each with the engine core that has it by the coordinator's word. A
     coordinator that may have died between saying so and handing the request on has left it nowhere: the next one
     answers with RequestsLost for those that their engine core does not know."""
+    output_public_key: str = ""
+    """CURVE public key of `output_address`; empty: not encrypted."""
 
 
 class EngineCoreRequest(Message, frozen=True):
@@ -311,6 +313,8 @@ class ClientAddress(Message, frozen=True):
 
     client_index: ClientIndex
     address: str
+    public_key: str = ""
+    """CURVE public key of the address; empty: not encrypted."""
 
 
 class EngineWelcome(Message, frozen=True):

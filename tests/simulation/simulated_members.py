@@ -56,6 +56,7 @@ from protocol.codec import (
 from protocol.identifiers import ClientIndex, Incarnation, RequestId, member_identity
 from protocol.messages import (
     PROTOCOL_VERSION,
+    ClientAddress,
     ClientHello,
     EngineCoreOutput,
     EngineCoreRequest,
@@ -351,8 +352,8 @@ class EngineProcess(Process):
             )
         )
         self.requests: dict[RequestId, Running] = {}
-        self._streams = OutputStreams(incarnation, lambda address: _Push(lambda frames: push_to(address, frames)))
-        self._clients: dict[ClientIndex, str] = {}
+        self._streams = OutputStreams(incarnation, lambda client: _Push(lambda frames: push_to(client.address, frames)))
+        self._clients: dict[ClientIndex, ClientAddress] = {}
         self._ended: list[RequestKey] = []
         self._welcome = self._adds_handled = 0
         identity = Identity(member_identity(name, incarnation))

@@ -61,7 +61,7 @@ SAMPLING = SamplingParams(
 OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e")
 
 SAMPLES: list[Message] = [
-    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)]),
+    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)], "p"),
     EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0, 3),
     Abort([KEY]),
     Cleared([KEY]),
@@ -79,14 +79,14 @@ SAMPLES: list[Message] = [
     EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5), [ClientIndex(6)]),
     LoadReport(LOAD, 1, [KEY]),
     EngineWelcome(1, RUN, EngineIndex(2), True),
-    Clients([ClientAddress(ClientIndex(1), "a")]),
+    Clients([ClientAddress(ClientIndex(1), "a", "p")]),
     EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT], ClientIndex(3)),
     ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}, [MemberProcess("n", 4)]),
     EngineUpdate(1, STATE),
 ]
 
 GOLDEN: dict[type[Message], str] = {
-    ClientHello: "019801a16ea169a1610203919204a169919292a17202a169",
+    ClientHello: "019901a16ea169a1610203919204a169919292a17202a169a170",
     EngineCoreRequest: (
         "029ea1720102a16d039d0102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff8000000000000cb"
         "3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000cb3fe000000000000004a17302cb3ff8000000000000a16b0003"
@@ -109,7 +109,7 @@ GOLDEN: dict[type[Message], str] = {
     ),
     LoadReport: "21939f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d019192a17202",
     EngineWelcome: "309401a16902c3",
-    Clients: "3191919201a161",
+    Clients: "3191919301a161a170",
     EngineCoreOutputs: "409601a16902cb3fe00000000000009198a17201029103020405a16503",
     ClusterSnapshot: (
         "509701a169919601a16ea16994a16da1680b0c9f010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d0291a1"
