@@ -7,11 +7,12 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 PORT ?= 8000
 ARGS ?=
 HISTORIES ?= 100000
+SECONDS ?= 600
 
 BIN := .venv/bin
 PACKAGES := protocol api_server coordinator engine_core deploy benchmarks
 
-.PHONY: help setup setup-dev serve test simulate check format lint types bench clean
+.PHONY: help setup setup-dev serve test simulate chaos check format lint types bench soak clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -44,6 +45,9 @@ test: setup-dev ## Run all tests
 simulate: setup-dev ## Simulate HISTORIES (100000) clusters in which everything dies, and check what is promised
 	PYTHONPATH=tests/simulation $(BIN)/python tests/simulation/protocol_simulation.py --histories $(HISTORIES)
 
+chaos: setup-dev ## Strike a real cluster under load at random for SECONDS (600), and compare every stream
+	PYTHONPATH=tests/cluster:tests/chaos $(BIN)/python tests/chaos/random_chaos.py --seconds $(SECONDS)
+
 check: format lint types test ## What CI runs: format, lint, types, tests
 
 format: setup-dev ## Fail if the formatter would change something
@@ -57,6 +61,10 @@ types: setup-dev ## Type-check
 
 bench: setup-dev ## Load a running server (URL in ARGS, see shoal bench serve --help)
 	$(BIN)/shoal bench serve $(ARGS)
+
+soak: setup-dev ## Overload the demo model for 20 minutes and watch its memory (shorter: ARGS="--minutes 2")
+	$(BIN)/shoal pull demo > /dev/null
+	HF_HUB_OFFLINE=1 $(BIN)/python tests/cluster/memory_soak.py $(ARGS)
 
 clean: ## Remove .venv, caches, build results
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench-results

@@ -27,6 +27,7 @@ from api_server.client_events import (
     Admit,
     ClientEvent,
     Command,
+    DeadlinePassed,
     Deliver,
     Fail,
     FailAll,
@@ -36,6 +37,7 @@ from api_server.client_events import (
     LinkRefused,
     LinkUp,
     NotSent,
+    Placed,
     Refuse,
     ResumeCause,
     Resumed,
@@ -116,10 +118,12 @@ class ClientCore:
                 return self._on_abandon(request_ids, now_s)
             case Accepted():
                 return self._on_accepted(event, now_s)
-            case Rejected(key, reason, message, retry_after_s):
-                return self._on_rejected(key, reason, message, retry_after_s, now_s)
+            case Rejected():
+                return self._on_rejected(event, now_s)
             case AdmissionTimedOut(request_id):
                 return self._refuse_unanswered(request_id, RejectReason.NO_ENGINE, "the cluster did not answer", now_s)
+            case DeadlinePassed(request_id):
+                return self._on_deadline(request_id, now_s)
             case NotSent(request_id):
                 return self._on_not_sent(request_id, now_s)
             case LinkUp():
@@ -157,7 +161,7 @@ class ClientCore:
     def _send(self, generation: LiveGeneration) -> Command:
         generation.move(GenerationState.SUBMITTED)
         generation.was_sent = True
-        return Send(generation.request(self._link.client_index), (generation.prompt(),))
+        return Send(generation.request(self._link.client_index), generation.buffers)
 
     def _on_accepted(self, accepted: Accepted, now_s: float) -> list[Command]:
         generation = self._live.get(accepted.key.request_id)
@@ -170,6 +174,7 @@ class ClientCore:
         if not generation.is_acknowledged:
             self._unacknowledged.remove(generation)
             generation.move(GenerationState.STREAMING if generation.num_received else GenerationState.ACCEPTED)
+            return [*_placed(accepted), *self._admit(generation)]
         return self._admit(generation)
 
     def _admit(self, generation: LiveGeneration) -> list[Command]:
@@ -178,16 +183,19 @@ class ClientCore:
         generation.is_admitted = True
         return [Admit(generation.submit.request_id)]
 
-    def _on_rejected(
-        self, key: RequestKey, reason: RejectReason, message: str, retry_after_s: float, now_s: float
-    ) -> list[Command]:
+    def _on_rejected(self, rejected: Rejected, now_s: float) -> list[Command]:
+        key = rejected.key
         generation = self._live.get(key.request_id)
         if generation is None or key.attempt != generation.attempt or generation.state is not GenerationState.SUBMITTED:
             return []
-        if generation.is_admitted or reason is RejectReason.DUPLICATE:  # the latter: of us under another client index
+        is_ours = rejected.reason is RejectReason.DUPLICATE  # under another client index
+        if generation.is_admitted or is_ours:
             return self._postpone(generation)
         self._end(generation, now_s)
-        return [Refuse(key.request_id, reason, message, retry_after_s)]
+        why = rejected.reason, rejected.message, rejected.retry_after_s, rejected.allowance
+        if rejected.reason is RejectReason.UNKNOWN_MODEL:  # to a coordinator that has just started: we have its card
+            why = RejectReason.NO_ENGINE, rejected.message, OVERLOAD_RETRY_AFTER_S, rejected.allowance
+        return [Refuse(key.request_id, *why)]
 
     def _postpone(self, generation: LiveGeneration) -> list[Command]:
         generation.move(GenerationState.WAITING)
@@ -258,7 +266,7 @@ class ClientCore:
             delivery = [Deliver(request_id, token_ids, cached_tokens=cached)] if token_ids else []
             return [*delivery, *self._resume(generation, ResumeCause.ENGINE_DRAINED, now_s)]
         self._end(generation, now_s)
-        if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TIMEOUT):
             return [Deliver(request_id, token_ids, output.finish_reason, output.stop_reason, cached)]
         if output.finish_reason is FinishReason.ABORT:
             return [Deliver(request_id, token_ids, FinishReason.LENGTH, cached_tokens=cached)]
@@ -272,6 +280,14 @@ class ClientCore:
         for generation in abandoned:
             self._end(generation, now_s)
         return [*(Forget(generation.submit.request_id) for generation in abandoned), *self._abort(abandoned)]
+
+    def _on_deadline(self, request_id: RequestId, now_s: float) -> list[Command]:
+        generation = self._live.get(request_id)
+        if generation is None or not generation.is_admitted:
+            text = "the request's time was up before it was accepted"
+            return self._refuse_unanswered(request_id, RejectReason.TIMED_OUT, text, now_s)
+        self._end(generation, now_s)
+        return [Deliver(request_id, [], FinishReason.TIMEOUT), *self._abort([generation])]
 
     def _fail(self, generation: LiveGeneration, reason: str, now_s: float, retryable: bool = True) -> list[Command]:
         self._end(generation, now_s)
@@ -400,3 +416,11 @@ class ClientCore:
         self._link.check_invariants()
         self._strays.check_invariants()
         self._sequences.check_invariants()
+
+
+def _placed(accepted: Accepted) -> list[Command]:
+    """Nothing when this coordinator found the request where an earlier one had sent it."""
+    key, reason = accepted.key, accepted.reason
+    if reason is None:
+        return []
+    return [Placed(key.request_id, accepted.engine_index, reason, accepted.expected_cached_tokens)]

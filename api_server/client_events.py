@@ -7,7 +7,8 @@ import enum
 
 import msgspec
 
-from protocol.identifiers import RequestId
+from api_server.placement import Placement
+from protocol.identifiers import EngineIndex, RequestId
 from protocol.messages import (
     Abort,
     Accepted,
@@ -23,6 +24,8 @@ from protocol.messages import (
     Rejected,
     RejectReason,
     RequestsLost,
+    RouteReason,
+    TokenAllowance,
 )
 from protocol.sampling import SamplingParams
 
@@ -39,6 +42,10 @@ class Submit(msgspec.Struct, frozen=True):
     """Wall clock."""
     priority: int = 0
     cache_salt: str = ""
+    deadline_s: float = 0.0
+    """Wall clock; 0 for none."""
+    tenant: str = ""
+    placement: Placement = Placement()
 
 
 class Abandon(msgspec.Struct, frozen=True):
@@ -49,6 +56,12 @@ class Abandon(msgspec.Struct, frozen=True):
 
 class AdmissionTimedOut(msgspec.Struct, frozen=True):
     """Nobody answered this submission in time."""
+
+    request_id: RequestId
+
+
+class DeadlinePassed(msgspec.Struct, frozen=True):
+    """The generation's time is up; its engine core, if it has one, has had the time to say so itself."""
 
     request_id: RequestId
 
@@ -87,6 +100,7 @@ ClientEvent = (
     Submit
     | Abandon
     | AdmissionTimedOut
+    | DeadlinePassed
     | NotSent
     | LinkUp
     | LinkDown
@@ -111,6 +125,15 @@ class Send(msgspec.Struct, frozen=True):
     buffers: tuple[bytes, ...] = ()
 
 
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """The coordinator has chosen an engine core; comes again when it had to choose again."""
+
+    request_id: RequestId
+    engine_index: EngineIndex
+    reason: RouteReason
+    expected_cached_tokens: int
+
+
 class Admit(msgspec.Struct, frozen=True):
     """The generation runs; tokens follow."""
 
@@ -124,10 +147,11 @@ class Refuse(msgspec.Struct, frozen=True):
     reason: RejectReason
     message: str
     retry_after_s: float = 0.0
+    allowance: TokenAllowance | None = None
 
 
 class Deliver(msgspec.Struct, frozen=True, gc=False):
-    """New tokens, after Admit. Terminal when there is a finish reason (STOP or LENGTH)."""
+    """New tokens, after Admit. Terminal when there is a finish reason (STOP, LENGTH or TIMEOUT)."""
 
     request_id: RequestId
     token_ids: list[int]
@@ -176,4 +200,4 @@ class Leave(msgspec.Struct, frozen=True):
     reason: str
 
 
-Command = Send | Admit | Refuse | Deliver | Resumed | Fail | Forget | Leave
+Command = Send | Placed | Admit | Refuse | Deliver | Resumed | Fail | Forget | Leave

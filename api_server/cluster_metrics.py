@@ -26,8 +26,10 @@ def cluster_families(view: ClusterView, is_connected: bool) -> Iterator[Metric]:
     yield connected
     yield from _gauges(engines)
     yield from _counters(engines)
+    yield from _ssd_families(engines)
     yield _finished(engines)
     yield _rejected(view)
+    yield from _tenants(view)
     yield _malformed(view)
 
 
@@ -73,6 +75,28 @@ def _counters(engines: Iterable[EngineState]) -> Iterator[Metric]:
     yield from (steps, prompt_tokens, generation_tokens, preemptions, queries, hits)
 
 
+def _ssd_families(engines: Iterable[EngineState]) -> Iterator[Metric]:
+    """Of engine cores that keep prefixes on an SSD."""
+
+    def family(name: str, documentation: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"shoal:ssd_cache_{name}", documentation, labels=LABELS)
+
+    nbytes = GaugeMetricFamily("shoal:ssd_cache_bytes", "Size of the folder that keeps prefixes", labels=LABELS)
+    hits = family("hits", "Prompt tokens read from it, and so not computed")
+    written = family("written_blocks", "Blocks of 64 tokens written to it")
+    skipped = family("skipped_blocks", "Blocks not written: the disk was slow, or full")
+    damaged = family("damaged_blocks", "Blocks dropped because their file was damaged")
+    for engine in engines:
+        load, labels = engine.load.ssd, _labels(engine)
+        if load is not None:
+            nbytes.add_metric(labels, load.nbytes)
+            hits.add_metric(labels, load.hits_tokens_total)
+            written.add_metric(labels, load.written_blocks_total)
+            skipped.add_metric(labels, load.skipped_blocks_total)
+            damaged.add_metric(labels, load.damaged_blocks_total)
+    yield from (nbytes, hits, written, skipped, damaged)
+
+
 def _finished(engines: Iterable[EngineState]) -> Metric:
     labels = (*LABELS, "finished_reason")
     finished = CounterMetricFamily("shoal:engine_requests_finished", "Requests ended, by reason", labels=labels)
@@ -87,6 +111,18 @@ def _rejected(view: ClusterView) -> Metric:
     for reason, total in view.rejected_total.items():
         rejected.add_metric([reason], total)
     return rejected
+
+
+def _tenants(view: ClusterView) -> Iterator[Metric]:
+    labels = ["tenant"]
+    streams = GaugeMetricFamily("shoal:tenant_streams", "Generations of a tenant that have not ended", labels=labels)
+    tokens = CounterMetricFamily("shoal:tenant_tokens", "Tokens of prompts and outputs, of those over", labels=labels)
+    rejected = CounterMetricFamily("shoal:tenant_rejected", "Requests refused by a tenant's limits", labels=labels)
+    for tenant in view.tenants:
+        streams.add_metric([tenant.name], tenant.streams)
+        tokens.add_metric([tenant.name], tenant.tokens_total)
+        rejected.add_metric([tenant.name], tenant.rejected_total)
+    yield from (streams, tokens, rejected)
 
 
 def _malformed(view: ClusterView) -> Metric:

@@ -151,9 +151,22 @@ class LiveGeneration:
             arrival_time_s=submit.arrival_time_s,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
+            session_key=submit.placement.session_key,
+            engine_rank=submit.placement.engine_rank,
             num_output_tokens=self._num_resubmitted,
             deaths=self.deaths_in_a_row,
+            deadline_s=submit.deadline_s,
+            tenant=submit.tenant,
         )
+
+    @property
+    def buffers(self) -> tuple[bytes, ...]:
+        """What goes with that message: the prompt, and the keys of its blocks if it has any.
+
+        Of earlier output there are none: the coordinator need not know the keys of all blocks.
+        """
+        prompt, keys = self.prompt(), self.submit.placement.block_keys
+        return (prompt, keys) if keys else (prompt,)
 
     def check_invariants(self) -> None:
         """For tests."""

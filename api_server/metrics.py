@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 from api_server.client_events import ResumeCause
 from api_server.generation_backend import AbortCause
 from api_server.generation_metrics import GenerationFamilies, GenerationObserver
-from protocol.messages import FinishReason, RejectReason
+from protocol.identifiers import EngineIndex
+from protocol.messages import FinishReason, RejectReason, RouteReason
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge beside every counter, which nobody reads
 
@@ -24,6 +25,11 @@ class Metrics:
         self._num_generations = self._gauge("num_generations", "Generations submitted and not ended")
         self._rejected = self._counter("requests_rejected", "Generations refused, by reason", "reason")
         self._aborted = self._counter("requests_aborted", "Generations that their caller gave up, by cause", "cause")
+        self._routed = self._counter(
+            "requests_routed",
+            "Generations given to an engine core, by why it was this one",
+            *("model_name", "engine", "reason"),
+        )
         self._resumed = self._counter("requests_resumed", "Times a generation went on as another attempt", "cause")
         self._http = self._counter("http_requests", "HTTP responses", "route", "status")
         self._http_in_flight = self._gauge("http_requests_in_flight", "HTTP requests of /v1 being answered")
@@ -45,6 +51,14 @@ class Metrics:
         """It was refused, by the coordinator or here."""
         self._num_generations.dec()
         self._rejected.labels(reason.name.lower()).inc()
+
+    def generation_placed(
+        self, observer: GenerationObserver, engine_index: EngineIndex, reason: RouteReason, expected_cached_tokens: int
+    ) -> None:
+        """The coordinator chose an engine core for it, once more if it had to be resumed."""
+        self._routed.labels(observer.model_name, str(engine_index), reason.name.lower()).inc()
+        if reason is not RouteReason.RESUME:
+            observer.placed(expected_cached_tokens)
 
     def generation_ended(self, observer: GenerationObserver, reason: FinishReason, now_s: float) -> None:
         """It finished or failed."""

@@ -1,4 +1,4 @@
-"""`shoal bench ...`, also `python -m benchmarks.cli ...`.
+"""`shoal bench ...`; `bench serve` also as `python -m benchmarks.cli serve ...`.
 
 Exit codes: 0 measured; 1 requests failed (unless --allow-errors); 2 nothing could be measured; 130 interrupted.
 """
@@ -14,10 +14,12 @@ import msgspec
 
 from benchmarks.body import parse_extra_body
 from benchmarks.config import ServeBenchConfig
+from benchmarks.engine_config import EngineBenchConfig
 from benchmarks.options import add_options, read_options
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+    from collections.abc import Callable
 
     from benchmarks.session import Measurement
 
@@ -31,8 +33,10 @@ OPEN_FILES = 8192
 
 def add_bench_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds `bench` with its own subcommands to the `shoal` command."""
-    bench = subparsers.add_parser("bench", help="measure a server (bench serve)")
-    _add_serve_parser(bench.add_subparsers(dest="bench_command", required=True))
+    bench = subparsers.add_parser("bench", help="measure a server (bench serve) or an engine core (bench engine)")
+    commands = bench.add_subparsers(dest="bench_command", required=True)
+    _add_serve_parser(commands)
+    _add_engine_parser(commands)
 
 
 def _add_serve_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,21 +48,66 @@ def _add_serve_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") 
     add_options(serve, ServeBenchConfig)
 
 
-def run_bench(args: argparse.Namespace) -> int:
-    """Runs the subcommand that was parsed. Returns the exit code."""
-    assert args.bench_command == "serve"
+def _add_engine_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None:
+    engine = subparsers.add_parser(
+        "engine",
+        help="measure an engine core in process: steps, prefill, joins, sampling, orders to the device",
+        description="Loads a model into this process and measures an engine core without HTTP and sockets.",
+    )
+    add_options(engine, EngineBenchConfig)
+
+
+def run_bench(args: argparse.Namespace, find_model: "Callable[[str], str] | None" = None) -> int:
+    """Runs the subcommand that was parsed. Returns the exit code.
+
+    `find_model` gives the folder of what a user calls a model, and raises ValueError when there is none; without it
+    the model must be a folder.
+    """
+    try:
+        if args.bench_command == "engine":
+            return _engine(args, find_model or (lambda model: model))
+        return _serve_checked(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _serve_checked(args: argparse.Namespace) -> int:
     try:
         config = read_options(args, ServeBenchConfig)
         parse_extra_body(config.extra_body)
-        _check_files(config)
+        _check_files(config.json, config.records)
     except ValueError as error:
         return _give_up(str(error))
     except OSError as error:
         return _give_up(f"{error.filename} cannot be written: {error.strerror}")
+    return _serve(config)
+
+
+def _engine(args: argparse.Namespace, find_model: "Callable[[str], str]") -> int:
     try:
-        return _serve(config)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+        from rich.console import Console
+
+        from benchmarks.engine_bench import measure_engine
+        from engine_core.device import ModelRefused
+    except ModuleNotFoundError as error:
+        return _give_up(f"{error.name} is not installed: pip install 'shoal[engine,bench]'")
+    from benchmarks.engine_report import print_report, to_json, to_markdown
+
+    progress = Console(stderr=True)
+    try:
+        config = read_options(args, EngineBenchConfig)
+        _check_files(config.json, config.markdown)
+        config = msgspec.structs.replace(config, model=find_model(config.model))
+        report = measure_engine(config, lambda line: progress.print(line, style="dim", markup=False))
+    except (ModelRefused, ValueError) as error:
+        return _give_up(str(error))
+    except OSError as error:
+        return _give_up(f"{error.filename} cannot be written: {error.strerror}")
+    print_report(report, Console())
+    for name, content in ((config.json, to_json(report)), (config.markdown, to_markdown(report).encode())):
+        if name is not None:
+            Path(name).write_bytes(content)
+    return 0
 
 
 def _serve(config: ServeBenchConfig) -> int:
@@ -87,9 +136,9 @@ def _serve(config: ServeBenchConfig) -> int:
     return REQUESTS_FAILED if measurement.report.failed and not config.allow_errors else 0
 
 
-def _check_files(config: ServeBenchConfig) -> None:
+def _check_files(*names: str | None) -> None:
     """Opens the files that will be written, so that no measurement is lost. Raises OSError, which names the file."""
-    for name in (config.json, config.records):
+    for name in names:
         if name is not None:
             was_there = Path(name).exists()
             with Path(name).open("ab"):

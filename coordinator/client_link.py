@@ -26,8 +26,10 @@ from protocol.messages import (
     Heartbeat,
     ProcessExited,
     Refused,
+    RequestEnded,
     RequestsLost,
 )
+from protocol.prefix_hash import is_fit_for
 
 
 class ClientLink:
@@ -64,7 +66,7 @@ class ClientLink:
     def _handle_member(
         self,
         client: ClientMember,
-        message: EngineCoreRequest | Abort | Cleared | GetCard | Heartbeat,
+        message: EngineCoreRequest | Abort | Cleared | GetCard | Heartbeat | RequestEnded,
         received: Received[ClientToCoordinator],
         now_s: float,
     ) -> None:
@@ -83,6 +85,8 @@ class ClientLink:
                 self._cards.ask(client.identity, message.card_hash, expected)
             case Heartbeat():
                 self._outbox.to_client(client.identity, Heartbeat())
+            case RequestEnded():
+                self._dispatcher.ended(client, message, now_s)
             case _:
                 assert_never(message)
 
@@ -186,5 +190,8 @@ class ClientLink:
 def _check(client: ClientMember, request: EngineCoreRequest, received: Received[ClientToCoordinator]) -> None:
     if request.client_index != client.index:
         raise ProtocolError("clients: a request under another's client index")
-    if len(received.buffers) != 1 or len(received.buffers[0]) != TOKEN_ID_BYTES * request.num_prompt_tokens:
+    buffers = received.buffers
+    if not 1 <= len(buffers) <= 2 or len(buffers[0]) != TOKEN_ID_BYTES * request.num_prompt_tokens:
         raise ProtocolError("clients: a request whose prompt is not as long as it says")
+    if len(buffers) == 2 and not is_fit_for(buffers[1], request.num_prompt_tokens):
+        raise ProtocolError("clients: a request with more block keys than its prompt has, or with a part of one")

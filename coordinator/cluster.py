@@ -59,6 +59,7 @@ class ClusterState:
         self._settling = parts.settling
         self._publisher = parts.publisher
         self._engines = parts.engines
+        self._blocks = parts.blocks
         self._clients = parts.clients
         self._cards = parts.cards
         self._dispatcher = parts.dispatcher
@@ -152,6 +153,7 @@ class ClusterState:
             malformed_total=self._malformed_total,
             rejected_total=self._dispatcher.rejected_total,
             silent=self._engines.silent(),
+            tenants=self._dispatcher.tenant_states(),
         )
 
     def _state_of(self, identity: Identity) -> EngineState | None:
@@ -163,6 +165,8 @@ class ClusterState:
         self._engines.check_invariants()
         self._clients.check_invariants()
         self._cards.check_invariants()
+        self._blocks.check_invariants()
+        assert self._blocks.members() <= {engine.identity for engine in self._engines}
         self._dispatcher.check_invariants(self._clients.indexes())
         for liveness in self._liveness.values():
             liveness.check_invariants()

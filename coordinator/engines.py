@@ -1,7 +1,7 @@
 """The engine cores: who is there, under which index, with what load; and who was lost and may come back."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import msgspec
 
@@ -23,7 +23,8 @@ class UnseenRequest(msgspec.Struct, frozen=True, gc=False):
     """A request sent to an engine core that has not confirmed it with a report. Kept to be sent again."""
 
     key: RequestKey
-    num_prompt_tokens: int
+    prefill_tokens: int
+    """Prompt tokens that should have to be computed there."""
     frames: Sequence[Frame]
 
 
@@ -55,14 +56,14 @@ class EngineMember:
     def sent(self, request: UnseenRequest) -> None:
         """A request goes to it: it counts as queued there at once."""
         self._unseen.append(request)
-        self._unseen_tokens += request.num_prompt_tokens
+        self._unseen_tokens += request.prefill_tokens
 
     def reported(self, load: Load, adds_received: int) -> bool:
         """Takes over a report; returns whether it says something new. A report never overwrites what was sent after
         it: only requests that it has seen stop being counted on top of it."""
         if adds_received <= self._num_confirmed + len(self._unseen):  # otherwise it is from before our Welcome
             while self._num_confirmed < adds_received:
-                self._unseen_tokens -= self._unseen.popleft().num_prompt_tokens
+                self._unseen_tokens -= self._unseen.popleft().prefill_tokens
                 self._num_confirmed += 1
         changed = load != self.load
         self.load = load
@@ -81,14 +82,19 @@ class EngineMember:
         """It must not be sent Clients yet, nor requests."""
         return bool(self._awaited)
 
-    def view(self, requests: int) -> EngineView:
-        """What routing looks at."""
+    def view(self, requests: int, prefill_tokens: int) -> EngineView:
+        """What routing looks at, by the requests that it has and what should have to be computed for them in all.
+
+        It reports prompts that wait as if nothing of them were stored, so of both sums the smaller one is true.
+        """
         return EngineView(
             index=self.index,
             model=self.hello.model.name,
             available=not (self.load.draining or self._awaited),
-            queued_prefill_tokens=self.load.queued_prefill_tokens + self._unseen_tokens,
+            queued_prefill_tokens=min(self.load.queued_prefill_tokens + self._unseen_tokens, prefill_tokens),
             requests=requests,
+            kv_used_share=_share(self.load.kv_used_tokens, self.load.kv_capacity_tokens),
+            waiting_requests=self.load.waiting + len(self._unseen),
         )
 
     def state(self, requests: int) -> EngineState:
@@ -96,8 +102,8 @@ class EngineMember:
         return EngineState(self.index, self.hello.name, self.hello.incarnation, self.hello.model, self.load, requests)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when the sum of unseen prompt tokens is wrong."""
-        assert self._unseen_tokens == sum(each.num_prompt_tokens for each in self._unseen)
+        """Raises AssertionError when the sum of unseen tokens is wrong."""
+        assert self._unseen_tokens == sum(each.prefill_tokens for each in self._unseen)
 
 
 class EngineTable:
@@ -120,12 +126,9 @@ class EngineTable:
         """The live engine core with this identity."""
         return self._live.get(identity)
 
-    def at(self, index: EngineIndex) -> EngineMember:
-        """The live engine core with this index; KeyError when there is none."""
-        for engine in self._live.values():
-            if engine.index == index:
-                return engine
-        raise KeyError(index)
+    def indexes(self) -> Container[EngineIndex]:
+        """Of the engine cores that are there, or whose index is kept for them."""
+        return self._indexes.values()
 
     def named(self, name: str) -> EngineMember | None:
         """The live engine core with this name."""
@@ -197,6 +200,10 @@ class EngineTable:
         for engine in self._live.values():
             engine.check_invariants()
         assert not self._lost.keys() & self._live.keys()
+
+
+def _share(used: int, capacity: int) -> float:
+    return used / capacity if capacity > 0 else 0.0
 
 
 def _lowest_free(taken: set[EngineIndex]) -> EngineIndex:

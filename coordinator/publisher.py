@@ -12,7 +12,14 @@ import msgspec
 
 from coordinator.events import Identity
 from protocol.identifiers import Incarnation
-from protocol.messages import ClusterSnapshot, CoordinatorToAll, EngineState, EngineUpdate, MemberProcess
+from protocol.messages import (
+    ClusterSnapshot,
+    CoordinatorToAll,
+    EngineState,
+    EngineUpdate,
+    MemberProcess,
+    TenantState,
+)
 
 COUNTS_INTERVAL_S = 1.0
 """When only counters of refused requests and malformed frames changed, a snapshot waits for this long at most."""
@@ -26,6 +33,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     malformed_total: int
     rejected_total: dict[str, int]
     silent: list[MemberProcess]
+    tenants: list[TenantState]
 
 
 class ClusterPublisher:
@@ -73,6 +81,7 @@ class ClusterPublisher:
             view.malformed_total,
             dict(view.rejected_total),
             view.silent,
+            view.tenants,
         )
 
     def _next_sequence(self) -> int:

@@ -10,6 +10,7 @@ from coordinator.events import Identity
 from protocol.codec import Frame
 from protocol.identifiers import RequestId
 from protocol.messages import EngineCoreRequest
+from protocol.prefix_hash import BlockKey, unpack_block_keys
 
 MAX_WAITING = 4096
 MAX_WAITING_BYTES = 64 * 1024 * 1024
@@ -27,6 +28,11 @@ class Submission(msgspec.Struct, frozen=True):
     def num_bytes(self) -> int:
         """Size of its frames."""
         return sum(map(len, self.frames))
+
+    @property
+    def block_keys(self) -> list[BlockKey]:
+        """Those of its prompt, as many as its sender knew."""
+        return unpack_block_keys(self.frames[3]) if len(self.frames) > 3 else []
 
 
 class WaitingRoom:

@@ -15,6 +15,7 @@ from api_server.config import ApiServerConfig
 from coordinator.config import CoordinatorConfig
 from deploy.cache import CACHE_VARIABLE, cache_directory
 from deploy.config import all_serve_options
+from deploy.control_options import add_parsers
 from deploy.failure_notice import LastError
 from deploy.options import (
     Option,
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line, by default this process's own; returns 0, 1 for a failure, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     flags = vars(_parser(with_bench="bench" in arguments[:1]).parse_args(arguments))
-    if argv is None and flags["command"] == "engine-core":
+    if argv is None and (flags["command"] == "engine-core" or flags.get("bench_command") == "engine"):
         _preload_openblas()
     try:
         return _HANDLERS[flags["command"]](flags)
@@ -92,6 +93,7 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     pull.add_argument("model", metavar="MODEL", help="demo, a hub id (owner/name), or a folder to check")
     commands.add_parser("models", help="list the models that need no download")
     _add_keys(commands)
+    add_parsers(commands)
     _add_bench(commands, with_bench)
     return parser
 
@@ -111,7 +113,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
 
         add_bench_parser(commands)
     else:
-        commands.add_parser("bench", help="measure a server (bench serve)", add_help=False)
+        commands.add_parser("bench", help="measure a server or an engine core", add_help=False)
 
 
 # --- configuration -------------------------------------------------------------------------------------------
@@ -288,7 +290,24 @@ def _doctor(flags: Mapping[str, Any]) -> int:
 def _bench(flags: Mapping[str, Any]) -> int:
     from benchmarks.cli import run_bench
 
-    return run_bench(argparse.Namespace(**flags))
+    return run_bench(argparse.Namespace(**flags), _model_folder)
+
+
+def _model_folder(model: str) -> str:
+    """The folder of what a user calls a model, fetched when it is not there. Raises ValueError."""
+    from deploy.demo_model import DemoModelError
+    from deploy.models import ModelError, pull
+
+    try:
+        return str(pull(model, cache_directory()))
+    except (DemoModelError, ModelError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _control(flags: Mapping[str, Any]) -> int:
+    from deploy.control_commands import run
+
+    return run(flags)
 
 
 _HANDLERS: dict[str, Callable[[Mapping[str, Any]], int]] = {
@@ -301,6 +320,9 @@ _HANDLERS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "models": _models,
     "keys": _keys,
     "bench": _bench,
+    "drain": _control,
+    "restart": _control,
+    "scale": _control,
 }
 
 if __name__ == "__main__":

@@ -47,19 +47,31 @@ class Launch(msgspec.Struct, frozen=True):
     def specs(
         self, directory: RunDirectory, http_fd: int, environment: Mapping[str, str]
     ) -> list[tuple[Role, ProcessSpec]]:
-        """One for each process, the coordinator (if it runs here) first. `environment` is the supervisor's own.
+        """One for each process, the coordinator (if it runs here) first. `environment` is the supervisor's own."""
+        names = [
+            *([] if self.links.joined else [(Role.COORDINATOR, "coordinator")]),
+            *((Role.ENGINE_CORE, f"engine-{i}") for i in range(self.engines)),
+            *((Role.API_SERVER, f"api-{i}") for i in range(self.api_servers)),
+        ]
+        return [(role, self.spec(role, name, directory, http_fd, environment)) for role, name in names]
+
+    def spec(
+        self, role: Role, name: str, directory: RunDirectory, http_fd: int, environment: Mapping[str, str]
+    ) -> ProcessSpec:
+        """One process of this role and (on this machine) name, among as many others as this says.
 
         `http_fd` goes to the API servers.
         """
         inherited = {
             name: value for name, value in environment.items() if not name.startswith(PREFIX) or name == CACHE_VARIABLE
         }
-        coordinators = [] if self.links.joined else [self._coordinator(directory, inherited)]
-        return [
-            *((Role.COORDINATOR, spec) for spec in coordinators),
-            *((Role.ENGINE_CORE, self._engine_core(i, directory, inherited)) for i in range(self.engines)),
-            *((Role.API_SERVER, self._api_server(i, directory, http_fd, inherited)) for i in range(self.api_servers)),
-        ]
+        match role:
+            case Role.COORDINATOR:
+                return self._coordinator(directory, inherited)
+            case Role.ENGINE_CORE:
+                return self._engine_core(name, directory, inherited)
+            case Role.API_SERVER:
+                return self._api_server(name, directory, http_fd, inherited)
 
     def _coordinator(self, directory: RunDirectory, environment: Mapping[str, str]) -> ProcessSpec:
         own = {
@@ -69,23 +81,25 @@ class Launch(msgspec.Struct, frozen=True):
         }
         return self._spec("coordinator", Role.COORDINATOR, own, COORDINATOR_OPTIONS, environment)
 
-    def _engine_core(self, number: int, directory: RunDirectory, environment: Mapping[str, str]) -> ProcessSpec:
-        name = self.links.member_name("engine", number)
-        engines_address = self.links.coordinator(directory).engines
-        own: dict[str, Any] = {"engines_address": engines_address, "model": self.model, "name": name}
+    def _engine_core(self, name: str, directory: RunDirectory, environment: Mapping[str, str]) -> ProcessSpec:
+        own: dict[str, Any] = {
+            "engines_address": self.links.coordinator(directory).engines,
+            "model": self.model,
+            "name": self.links.member_name(name),
+        }
         if self.engines > 1 and "kv_cache_memory_bytes" not in self.values and not self.model.startswith(SIMULATED):
             own["kv_cache_memory_bytes"] = _kv_cache_share(self.engines, Path(self.model))
         environment = {_THREADS: str(max(1, cores() // self.engines)), **environment}
         environment.update(openblas_environment(environment))
         return self._spec(name, Role.ENGINE_CORE, own, ENGINE_CORE_OPTIONS, environment)
 
-    def _api_server(self, number: int, directory: RunDirectory, fd: int, environment: Mapping[str, str]) -> ProcessSpec:
-        name, coordinator = self.links.member_name("api", number), self.links.coordinator(directory)
+    def _api_server(self, name: str, directory: RunDirectory, fd: int, environment: Mapping[str, str]) -> ProcessSpec:
+        coordinator = self.links.coordinator(directory)
         own = {
             "clients_address": coordinator.clients,
             "cluster_address": coordinator.cluster,
-            "output_address": self.links.output_address(directory, number),
-            "name": name,
+            "output_address": self.links.output_address(directory, name),
+            "name": self.links.member_name(name),
             "fd": fd,
             "metrics_dir": str(directory.metrics),
         }

@@ -14,7 +14,7 @@ from deploy.errors import StartError
 from deploy.launch import SIMULATED, Launch, hub_name, pull_spec
 from deploy.machine_links import MachineLinks
 from deploy.start_checks import check_machine
-from deploy.supervisor_core import Event
+from deploy.supervisor_events import Event
 from protocol.lifeline import Notice
 
 

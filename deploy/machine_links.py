@@ -33,14 +33,19 @@ class MachineLinks(msgspec.Struct, frozen=True):
         """Where the members on this machine find the coordinator."""
         return self.joined or CoordinatorAddresses(directory.clients, directory.engines, directory.cluster)
 
-    def member_name(self, kind: str, number: int) -> str:
-        """`engine-0`, or `engine-0@machine`."""
-        return f"{kind}-{number}@{self.machine}" if self.machine else f"{kind}-{number}"
+    def member_name(self, name: str) -> str:
+        """What a process is called in the cluster: `engine-0`, or `engine-0@machine`."""
+        return f"{name}@{self.machine}" if self.machine else name
 
-    def output_address(self, directory: RunDirectory, number: int) -> str:
-        """Where the API server of this number receives outputs."""
+    def name_here(self, member_name: str) -> str:
+        """What this machine calls a member of the cluster, if it is its own."""
+        return member_name.removesuffix(f"@{self.machine}") if self.machine else member_name
+
+    def output_address(self, directory: RunDirectory, name: str) -> str:
+        """Where the API server of this name on this machine (api-0, api-1, ...) receives outputs."""
         if self.output_host is None:
-            return directory.outputs(self.member_name("api", number))
+            return directory.outputs(name)
+        number = int(name.rpartition("-")[2])
         return tcp_address(self.output_host, self.output_port + number if self.output_port else 0)
 
 

@@ -20,23 +20,26 @@ from api_server.config import ApiServerConfig
 from api_server.http_socket import BindError, bind_http_socket
 from deploy.child import Child, start_child
 from deploy.config import SERVE_OPTIONS, ServeConfig
+from deploy.control_messages import ControlRequest, Done, Progress, Scale
+from deploy.control_server import ControlServer
 from deploy.coordinator_notices import CoordinatorNotices
 from deploy.errors import StartError
-from deploy.launch import ProcessSpec
+from deploy.launch import Launch, ProcessSpec
 from deploy.launch_preparation import prepare_launch, ready_line
 from deploy.load_display import LoadDisplay
 from deploy.machine_links import machine_links
 from deploy.run_directory import RunDirectory, remove_stale
 from deploy.silence_watch import SilenceWatch
-from deploy.start_checks import check_options
+from deploy.start_checks import check_machine, check_options
 from deploy.supervised_process import Role
-from deploy.supervisor_core import (
-    FAILURES_BEFORE_READY,
+from deploy.supervisor_core import FAILURES_BEFORE_READY, Supervisor, describe_exit
+from deploy.supervisor_events import (
     AnnounceFailure,
     AnnounceHung,
     AnnounceOverdue,
     AnnounceReady,
     AnnounceRestart,
+    Answer,
     Command,
     Event,
     Exited,
@@ -45,16 +48,14 @@ from deploy.supervisor_core import (
     Kill,
     MachineRefused,
     Ready,
+    Report,
+    Requested,
     Start,
     StopRequested,
-    Supervisor,
     TellCoordinator,
     Terminate,
     TimePassed,
-    describe_exit,
 )
-from protocol.addresses import CoordinatorAddresses
-from protocol.curve import Keyring
 from protocol.errors import AddressError
 from protocol.lifeline import Notice
 from protocol.messages import MemberProcess
@@ -93,11 +94,8 @@ async def _serve(values: Mapping[str, Any]) -> int:
             return 0
         directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
         try:
-            specs = launch.specs(directory, listening.fileno() if listening else -1, os.environ)
             line = ready_line(listening, launch, config)
-            addresses = links.coordinator(directory)
-            cluster = Cluster(specs, listening, addresses, links.keyring, drain_timeout_s, line, events)
-            return await cluster.run()
+            return await Cluster(launch, directory, listening, drain_timeout_s, line, events).run()
         finally:
             directory.remove()
 
@@ -121,23 +119,25 @@ class Cluster:
 
     def __init__(
         self,
-        specs: Sequence[tuple[Role, ProcessSpec]],
+        launch: Launch,
+        directory: RunDirectory,
         listening: socket.socket | None,
-        coordinator: CoordinatorAddresses,
-        keyring: Keyring,
         drain_timeout_s: float,
         ready_line: str,
         events: "asyncio.Queue[Event]",
     ) -> None:
-        self._specs = {spec.name: spec for _, spec in specs}
-        self._ready_states = {spec.name: _READY_STATES.get(role, "ready") for role, spec in specs}
-        self._core = Supervisor([(spec.name, role) for role, spec in specs], drain_timeout_s)
+        self._launch = launch
+        self._directory = directory
         self._listening = listening
+        names = [(spec.name, role) for role, spec in launch.specs(directory, self._http_fd, os.environ)]
+        self._core = Supervisor(names, drain_timeout_s)
         self._events = events
         self._ready_line = ready_line
+        coordinator, keyring = launch.links.coordinator(directory), launch.links.keyring
         self._notices = CoordinatorNotices(coordinator.clients, keyring.for_coordinator(coordinator.clients))
         curve = keyring.for_coordinator(coordinator.cluster)
         self._silence = SilenceWatch(coordinator.cluster, time.monotonic, curve)
+        self._control = ControlServer(self._on_request)
         self._display = LoadDisplay()
         self._children: dict[str, Child] = {}
         """The last process of each name, dead or alive; none when its start failed."""
@@ -162,9 +162,30 @@ class Cluster:
             for child in self._children.values():
                 child.kill()
             self._notices.close()
+            self._control.close()
             self._silence.close()
 
+    def _on_request(self, request: ControlRequest, ticket: int) -> None:
+        try:
+            if isinstance(request, Scale):
+                self._check_scale(request)
+        except StartError as error:
+            self._control.answer(ticket, Done(False, str(error)))
+        else:
+            logger.info("asked to %s", request)
+            self._events.put_nowait(Requested(request, ticket))
+
+    def _check_scale(self, request: Scale) -> None:
+        """Raises StartError."""
+        if request.engines is not None:
+            if not self._launch.model:
+                raise StartError("this machine was started without engine cores, and so without a model")
+            check_machine(self._launch.model, request.engines, self._launch.values.get("kv_cache_memory_bytes"))
+        if request.api_servers is not None and self._listening is None:
+            raise StartError("this machine was started without API servers, and so without an HTTP socket")
+
     async def _handle_events(self, tasks: asyncio.TaskGroup) -> int:
+        await self._control.start(self._directory.control)
         await self._execute(self._core.start(time.monotonic()), tasks)
         while self._exit_code is None:
             event = await self._next_event()
@@ -199,9 +220,14 @@ class Cluster:
                         child.kill()
                 case TellCoordinator(name):
                     if child := self._children.get(name):
-                        await self._notices.tell_exited(name, child.pid)
+                        await self._notices.tell_exited(self._launch.links.member_name(name), child.pid)
                 case Finish(exit_code):
                     self._exit_code = exit_code
+                case Report(ticket, text):
+                    self._control.answer(ticket, Progress(text))
+                case Answer(ticket, ok, text):
+                    logger.log(logging.INFO if ok else logging.WARNING, "asked to change the cluster: %s", text)
+                    self._control.answer(ticket, Done(ok, text))
                 case AnnounceReady() | AnnounceRestart() | AnnounceFailure() | AnnounceOverdue() | AnnounceHung():
                     self._announce(command)
                 case _:
@@ -213,34 +239,46 @@ class Cluster:
         self._children.pop(name, None)
         self._reasons.pop(name, None)
         try:
-            child = await start_child(self._specs[name])
+            child = await start_child(self._spec(name))
         except OSError as error:  # no memory or no process left: like a death, to be tried again
             logger.error("%s cannot be started: %s", name, error)
             self._events.put_nowait(Exited(name, 1))
             return None
         self._children[name] = child
-        tasks.create_task(self._watch(child), name=f"watch {name}")
+        ready_state = _READY_STATES.get(self._core.role(name), "ready")
+        tasks.create_task(self._watch(child, ready_state), name=f"watch {name}")
         return child
 
-    async def _watch(self, child: Child) -> None:
+    @property
+    def _http_fd(self) -> int:
+        """-1 without API servers."""
+        return -1 if self._listening is None else self._listening.fileno()
+
+    def _spec(self, name: str) -> ProcessSpec:
+        """As it is started now: engine cores share the machine with as many as there are at this moment."""
+        launch = msgspec.structs.replace(self._launch, engines=self._core.count(Role.ENGINE_CORE))
+        return launch.spec(self._core.role(name), name, self._directory, self._http_fd, os.environ)
+
+    async def _watch(self, child: Child, ready_state: str) -> None:
         name = child.spec.name
-        code = await child.wait(lambda notice: self._on_notice(name, notice))
+        code = await child.wait(lambda notice: self._on_notice(name, notice, ready_state))
         self._display.forget(name)
         self._events.put_nowait(Exited(name, code))
 
     def _on_silent(self, process: MemberProcess) -> None:
-        child = self._children.get(process.name)
+        name = self._launch.links.name_here(process.name)
+        child = self._children.get(name)
         if child is not None and child.pid == process.pid:  # not another machine's, nor the next one of this name
-            self._events.put_nowait(Hung(process.name))
+            self._events.put_nowait(Hung(name))
 
     def _on_refused(self, reason: str) -> None:
         self._events.put_nowait(MachineRefused(reason))
 
-    def _on_notice(self, name: str, notice: Notice) -> None:
+    def _on_notice(self, name: str, notice: Notice, ready_state: str) -> None:
         self._display.update(name, notice, time.monotonic())
         if notice.state == "failed":
             self._reasons[name] = notice.detail
-        if notice.state == self._ready_states[name]:
+        if notice.state == ready_state:
             self._events.put_nowait(Ready(name))
 
     def _announce(

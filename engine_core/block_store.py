@@ -13,22 +13,31 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from engine_core.device import BlockId, BlockSave
+from engine_core.device import BlockData, BlockId, BlockLoad, BlockPart, BlockRestore, BlockSave
 from engine_core.model_runner import PlanError
 from engine_core.slot_buffers import copied
+from engine_core.slot_layout import CacheLayout, LayerLayout, flat_layouts
 from protocol.prefix_hash import BLOCK_TOKENS
 
 RESTORED_AT_ONCE_BYTES = 32 * 1024 * 1024
 """What is restored is joined outside of the row first: at most so much (or one plane) is there twice. Each evaluation
 waits for the device, which on the CPU costs nothing."""
 
+DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
 _Kind = tuple[int, int, mx.Dtype]
+
+SavedSlot = tuple[BlockSave, Sequence[mx.array], int]
+"""What to save, and where its row is: the planes of the pool, and the slot's index in them."""
 
 
 class BlockStore:
-    """Owner of the blocks' arrays. A plane is [rows, heads, positions, dim]; blocks fit planes of the same kinds."""
+    """Owner of the blocks' arrays. A plane is [slots, heads, positions, dim]; blocks fit planes of the same kinds."""
 
-    def __init__(self) -> None:
+    def __init__(self, layouts: Sequence[CacheLayout]) -> None:
+        self.parts = block_parts(layouts)
+        """What a block consists of; empty where a dtype is none that can be loaded and read."""
         self._blocks: dict[BlockId, list[mx.array]] = {}
 
     def __len__(self) -> int:
@@ -39,28 +48,49 @@ class BlockStore:
         """Memory of all blocks."""
         return sum(array.nbytes for arrays in self._blocks.values() for array in arrays)
 
-    def save(self, saves: Sequence[BlockSave], planes: Sequence[mx.array]) -> None:
-        """Copies blocks out of rows. Raises PlanError when an id is in use."""
-        for save in saves:
-            if save.block_id in self._blocks:
-                raise PlanError(f"block {save.block_id} is stored already")
+    def save(self, saves: Sequence[SavedSlot]) -> None:
+        """Copies blocks out of slots. Raises PlanError when an id is in use."""
+        for save, planes, slot in saves:
+            self._check_new(save.block_id)
             positions = slice(save.start, save.start + BLOCK_TOKENS)
             self._blocks[save.block_id] = [
-                _stacked([planes[index][save.row, :, positions] for index in of_kind])
+                _stacked([planes[index][slot, :, positions] for index in of_kind])
                 for of_kind in _by_kind(planes).values()
             ]
-        mx.eval([self._blocks[save.block_id] for save in saves])
+        mx.eval([self._blocks[save.block_id] for save, _, _ in saves])
 
-    def restore(self, block_ids: Sequence[BlockId], planes: Sequence[mx.array], row: int) -> None:
-        """Copies blocks, one after the other, to the start of a row. Raises PlanError for one that is not stored."""
-        if missing := [block_id for block_id in block_ids if block_id not in self._blocks]:
-            raise PlanError(f"row {row}: blocks {missing} are not stored")
-        end, written, written_bytes = len(block_ids) * BLOCK_TOKENS, [], 0
+    def load(self, loads: Sequence[BlockLoad]) -> None:
+        """Makes blocks of what `read` gave once. Raises PlanError when an id is in use or the bytes do not fit."""
+        for load in loads:
+            self._check_new(load.block_id)
+            if [part.nbytes for part in self.parts] != [data.nbytes for data in load.data]:
+                raise PlanError(f"block {load.block_id}: what is loaded is no block of this model")
+            self._blocks[load.block_id] = [
+                mx.array(data).view(DTYPES[part.dtype]).reshape(part.shape)  # type: ignore[arg-type]  # as below
+                for part, data in zip(self.parts, load.data, strict=True)
+            ]
+        mx.eval([self._blocks[load.block_id] for load in loads])
+
+    def read(self, block_id: BlockId) -> BlockData:
+        """See Device.read_block. Raises PlanError for a block that is not stored."""
+        if block_id not in self._blocks:
+            raise PlanError(f"block {block_id} is not stored")
+        # MLX's stubs do not say that arrays have, and can be made of, buffers.
+        return [memoryview(array).cast("B") for array in self._blocks[block_id]]  # type: ignore[arg-type]
+
+    def restore(self, restore: BlockRestore, planes: Sequence[mx.array], slot: int) -> None:
+        """Copies blocks, one after the other, to the start of a slot. Raises PlanError for one that is not stored."""
+        if missing := [block_id for block_id in restore.block_ids if block_id not in self._blocks]:
+            raise PlanError(f"row {restore.row}: blocks {missing} are not stored")
+        whole = len(restore.block_ids) * BLOCK_TOKENS
+        if not whole - BLOCK_TOKENS < restore.tokens <= whole:
+            raise PlanError(f"row {restore.row}: {restore.tokens} tokens of {len(restore.block_ids)} blocks")
+        written, written_bytes = list[mx.array](), 0
         for number, of_kind in enumerate(_by_kind(planes).values()):
-            stacked = [self._blocks[block_id][number] for block_id in block_ids]
+            stacked = [self._blocks[block_id][number] for block_id in restore.block_ids]
             for place, index in enumerate(of_kind):
                 joined = mx.concatenate([array[place : place + 1] for array in stacked], axis=2)
-                planes[index][row : row + 1, :, :end] = joined
+                planes[index][slot : slot + 1, :, : restore.tokens] = joined[:, :, : restore.tokens]
                 written.append(planes[index])
                 written_bytes += joined.nbytes
                 if written_bytes >= RESTORED_AT_ONCE_BYTES:
@@ -73,6 +103,25 @@ class BlockStore:
         for block_id in block_ids:
             if self._blocks.pop(block_id, None) is None:
                 raise PlanError(f"block {block_id} is not stored")
+
+    def _check_new(self, block_id: BlockId) -> None:
+        if block_id in self._blocks:
+            raise PlanError(f"block {block_id} is stored already")
+
+
+def block_parts(layouts: Sequence[CacheLayout]) -> tuple[BlockPart, ...]:
+    """What a block of a model with these caches consists of."""
+    counts: dict[_Kind, int] = {}
+    for layer in (layout for layout in flat_layouts(layouts) if isinstance(layout, LayerLayout)):
+        kinds = ((layer.key_dim, layer.key_dtype), (layer.value_dim, layer.value_dtype))
+        for kind in ((layer.heads, dim, dtype) for dim, dtype in kinds if layer.heads and dim):
+            counts[kind] = counts.get(kind, 0) + 1
+    if not all(dtype in _DTYPE_NAMES for _, _, dtype in counts):
+        return ()
+    return tuple(
+        BlockPart(_DTYPE_NAMES[dtype], (planes, heads, BLOCK_TOKENS, dim))
+        for (heads, dim, dtype), planes in counts.items()
+    )
 
 
 def _stacked(slices: list[mx.array]) -> mx.array:

@@ -1,17 +1,19 @@
 """The main thread's loop: events from the inbox, plans to the device, outputs to the output thread.
 
-The only code that calls the device. It blocks while there is nothing to do, and takes what has arrived between two
-steps, so that an abort takes effect within one step.
+The only code that calls the device. It takes what has arrived between two steps, so that an abort takes effect within
+one step, or two with lookahead: then a plan is submitted before the result of the one before it is taken, and the host
+does its part while the device computes. It blocks on the inbox when nothing is planned and no result is to come.
 """
 
 import queue
 import time
 
 from engine_core.core import EngineCore
-from engine_core.device import Device, StepPlan
+from engine_core.device import Device
 from engine_core.events import CoreEvent
 from engine_core.output_thread import OutputEvent, StepOutputs
-from engine_core.scheduler import OutputsByClient
+from engine_core.request_table import OutputsByClient
+from engine_core.ssd_thread import SsdThread
 from engine_core.status_board import StatusBoard
 from protocol.messages import wall_clock_s
 
@@ -26,33 +28,60 @@ class BusyLoop:
         inbox: "queue.SimpleQueue[CoreEvent]",
         outputs: "queue.SimpleQueue[OutputEvent]",
         board: StatusBoard,
+        ssd: SsdThread | None = None,
+        *,
+        lookahead: bool,
     ) -> None:
+        """`ssd` is where the core's reads and writes of blocks go, if it has any."""
         self._core = core
         self._device = device
         self._inbox = inbox
         self._outputs = outputs
         self._board = board
+        self._ssd = ssd
+        self._most_ahead = int(lookahead)
+        """Plans that may be without a result when another is made."""
+        self._in_flight = 0
+        """Plans without a result."""
+        self._is_idle = True
 
     def run(self) -> int:
         """Returns the exit code. Raises what the device raises: its state cannot be trusted then."""
         while self._core.exit_code is None:
             self._take_events()
-            self._send(self._core.tick(time.monotonic()))
-            plan = self._core.plan()
+            self._send(self._core.tick(time.monotonic(), wall_clock_s()))
+            submitted = self._submit()
             self._board.publish(self._core.take_status())
-            if plan is not None:
-                self._run(plan)
+            self._is_idle = not submitted and not self._in_flight
+            if self._in_flight and (not submitted or self._in_flight > self._most_ahead):
+                self._collect()
         self._board.publish(self._core.take_status())
         return self._core.exit_code
 
-    def _run(self, plan: StepPlan) -> None:
-        started_s = time.monotonic()
-        sampled = self._device.run(plan)
-        ended_s = time.monotonic()
-        self._send(self._core.complete(sampled, ended_s - started_s, ended_s))
+    def _submit(self) -> bool:
+        plan = self._core.plan()
+        self._read_blocks()
+        if plan is None:
+            return False
+        self._device.submit(plan)
+        self._in_flight += 1
+        return True
+
+    def _collect(self) -> None:
+        result = self._device.collect()
+        self._in_flight -= 1
+        self._send(self._core.complete(result, time.monotonic()))
+        if self._ssd is not None:
+            for write in self._core.take_writes():
+                self._ssd.write(write, self._device.read_block(write.block_id))
+
+    def _read_blocks(self) -> None:
+        if self._ssd is not None:
+            for read in self._core.take_reads(time.monotonic()):
+                self._ssd.read(read)
 
     def _take_events(self) -> None:
-        if not self._core.has_work:
+        if self._is_idle:
             try:
                 event = self._inbox.get(timeout=self._core.idle_timeout_s(time.monotonic()))
             except queue.Empty:

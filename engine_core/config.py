@@ -29,9 +29,20 @@ class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="memory for the KV cache; default: what is left of 60 % of the device's memory"),
     ] = None
+    async_scheduling: Annotated[
+        bool | None,
+        Meta(description="plan a step while the one before it runs; default: where the device gains by it"),
+    ] = None
     prefix_caching: Annotated[
         bool, Meta(description="keep what was computed, as far as memory allows, for prompts that begin alike")
     ] = True
+    ssd_cache_dir: Annotated[
+        str | None,
+        Meta(
+            description="folder for prefixes beyond RAM and over restarts; engine cores may share it; it holds prompts"
+        ),
+    ] = None
+    ssd_cache_bytes: Annotated[int, Meta(ge=1, description="bound of the whole folder ssd_cache_dir")] = 16 * 2**30
     step_timeout_s: Annotated[
         float,
         Meta(

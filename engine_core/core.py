@@ -8,7 +8,8 @@ from typing import assert_never
 
 import msgspec
 
-from engine_core.device import StepPlan
+from engine_core.deadlines import Deadlines
+from engine_core.device import StepPlan, StepResult
 from engine_core.events import (
     ClientsChanged,
     ClientStuck,
@@ -21,7 +22,9 @@ from engine_core.events import (
     RequestInvalid,
     RequestsAborted,
 )
-from engine_core.scheduler import OutputsByClient, Scheduler
+from engine_core.request_table import OutputsByClient, joined
+from engine_core.scheduler import Scheduler
+from engine_core.ssd_tier import BlockRead, BlocksRead, BlockWrite, SsdReport, SsdTier
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex
 from protocol.messages import ClientAddress
@@ -35,8 +38,11 @@ SHUT_DOWN = "engine core shut down"
 class EngineCore:
     """Owner of the scheduler, and of when this process has done its work."""
 
-    def __init__(self, scheduler: Scheduler, drain_timeout_s: float) -> None:
+    def __init__(self, scheduler: Scheduler, drain_timeout_s: float, ssd: SsdTier | None = None) -> None:
+        """`ssd` is the scheduler's, if it has one."""
         self._scheduler = scheduler
+        self._ssd = ssd
+        self._deadlines = Deadlines()
         self._drain_timeout_s = drain_timeout_s
         self._clients: dict[ClientIndex, ClientAddress] = {}
         self._welcome = 0
@@ -52,14 +58,16 @@ class EngineCore:
         """How the process shall end; None while it shall go on."""
         return self._exit_code
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a plan is wanted now."""
-        return self._scheduler.has_work
-
     def idle_timeout_s(self, now_s: float) -> float | None:
-        """How long to wait for an event when there is no work; None for as long as it takes."""
-        return None if self._settled_s is None else max(0.0, self._settled_s - now_s)
+        """How long to wait for an event when nothing is planned or in flight; None for as long as it takes."""
+        reads_s = None if self._ssd is None else self._ssd.deadline_s
+        due_s = min((due_s for due_s in (self._next_drain_s(now_s), reads_s) if due_s is not None), default=None)
+        return None if due_s is None else max(0.0, due_s - now_s)
+
+    def _next_drain_s(self, now_s: float) -> float | None:
+        if self._settled_s is None:
+            return None
+        return self._settled_s if now_s < self._settled_s else self._drain_deadline_s
 
     def handle(self, event: CoreEvent, now_s: float) -> OutputsByClient:
         """Takes one event; returns outputs that it causes at once."""
@@ -68,6 +76,7 @@ class EngineCore:
         match event:
             case RequestArrived(request, prompt, chain):
                 self._adds_handled += 1
+                self._deadlines.add(request.key, request.deadline_s)
                 return self._scheduler.add(request, prompt, chain)
             case RequestInvalid(request, error):
                 self._adds_handled += 1
@@ -84,37 +93,63 @@ class EngineCore:
                 self._exit_code = ExitCode.HOPELESS
             case DrainRequested():
                 self._start_drain(now_s)
+            case BlocksRead():
+                self._scheduler.blocks_read(event)
+            case SsdReport():
+                self._scheduler.ssd_reported(event)
             case _:
                 assert_never(event)
         return {}
 
-    def tick(self, now_s: float) -> OutputsByClient:
-        """Time has passed: ends a drain that is done or out of time."""
-        outputs: OutputsByClient = {}
+    def tick(self, now_s: float, wall_s: float) -> OutputsByClient:
+        """Time has passed: ends requests whose deadline has, a drain that is done or out of time, and waits for the SSD
+        that are too long.
+
+        To be called between any two steps.
+        """
+        if self._ssd is not None:
+            self._ssd.expire(now_s)
+        outputs = self._scheduler.time_out(self._deadlines.take_due(wall_s))
         if self._settled_s is not None:
             if now_s >= self._drain_deadline_s:
-                outputs = self._scheduler.end_all(SHUT_DOWN)
+                outputs = joined(outputs, self._scheduler.end_all(SHUT_DOWN))
             if now_s >= self._settled_s and not self._scheduler.has_requests:
                 self._exit_code = ExitCode.DRAINED
         return outputs
 
     def plan(self) -> StepPlan | None:
-        """The next step for the device; None when there is none."""
+        """The next step for the device; None when there is none before a result or an event comes.
+
+        At most one plan may be without a result when another is asked for.
+        """
         return self._scheduler.plan() if self._scheduler.has_work else None
 
-    def complete(self, sampled: list[int], elapsed_s: float, now_s: float) -> OutputsByClient:
-        """The planned step was run, which took `elapsed_s`, and gave these tokens."""
+    def complete(self, result: StepResult, now_s: float) -> OutputsByClient:
+        """What came of the oldest plan without a result."""
         self._progressed_s = now_s
-        return self._scheduler.update(sampled, elapsed_s)
+        return self._scheduler.update(result)
+
+    def take_reads(self, now_s: float) -> list[BlockRead]:
+        """What the SSD's thread is to read: requests wait for it."""
+        return [] if self._ssd is None else self._ssd.take_reads(now_s)
+
+    def take_writes(self) -> list[BlockWrite]:
+        """What the SSD's thread is to write, after `complete`; the device has it until the next plan is submitted."""
+        return [] if self._ssd is None else self._ssd.take_writes()
 
     def take_status(self) -> CoreStatus:
         """Where it stands, with the requests that ended since this was last asked."""
-        load = msgspec.structs.replace(self._scheduler.load(), draining=self._settled_s is not None)
-        return CoreStatus(load, self._scheduler.take_ended(), self._adds_handled, self._welcome, self._progressed_s)
+        ssd = None if self._ssd is None else self._ssd.load()
+        load = msgspec.structs.replace(self._scheduler.load(), draining=self._settled_s is not None, ssd=ssd)
+        ended = self._scheduler.take_ended()
+        self._deadlines.forget(ended)
+        blocks = self._scheduler.take_block_changes()
+        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s, blocks)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""
         self._scheduler.check_invariants()
+        self._deadlines.check_invariants()
         assert self._exit_code != ExitCode.DRAINED or not self._scheduler.has_requests
 
     def _take_clients(self, addresses: dict[ClientIndex, ClientAddress]) -> None:

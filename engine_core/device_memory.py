@@ -7,10 +7,13 @@ import mlx.core as mx
 import msgspec
 
 from engine_core.device import ModelRefused
-from engine_core.kv_budget import KV_LENGTH_STEP
+from engine_core.pool_lengths import SHORTEST_SLOT
 
 USABLE_SHARE = 0.6
 """Of the device's memory, for weights and KV cache; the rest is for activations, the system and other processes."""
+FILLED_SHARE = 0.85
+"""Of the device's memory, for weights, KV cache and what a step takes besides (forward_memory): where a step takes much
+the KV cache gets less."""
 ALLOCATOR_CACHE_SHARE = 0.05
 """Of the device's memory, that MLX may keep of freed buffers."""
 
@@ -32,27 +35,33 @@ class CacheCost(msgspec.Struct, frozen=True):
     """While rows are added, one layer's state is there twice."""
 
 
-def capacity_tokens(cost: CacheCost, budget_bytes: int, max_rows: int) -> int:
-    """Most rows x length that fit in the budget, a multiple of KV_LENGTH_STEP. Raises ModelRefused when it is 0."""
+def capacity_tokens(cost: CacheCost, budget_bytes: int, max_rows: int, spare_tokens: int = 0) -> int:
+    """Most slots x length of all pools that fit in the budget, a multiple of SHORTEST_SLOT; ModelRefused when it is 0.
+
+    A slot takes `spare_tokens` more than its length. While a pool grows or shrinks, one layer's keys or values are
+    there twice; while rows are added, one layer's states are.
+    """
     for_tokens = budget_bytes - max_rows * (cost.bytes_per_row + cost.largest_layer_bytes_per_row)
-    tokens = for_tokens // max(1, cost.bytes_per_token + cost.largest_layer_bytes_per_token)
-    if tokens < KV_LENGTH_STEP:
+    slot_bytes = (SHORTEST_SLOT + spare_tokens) * (cost.bytes_per_token + cost.largest_layer_bytes_per_token)
+    slots = for_tokens // max(SHORTEST_SLOT, slot_bytes)
+    if slots < 1:
         raise ModelRefused(
             f"{budget_bytes} bytes of KV cache are too few for {max_rows} sequences: "
             "give more with kv_cache_memory_bytes, or lower max_num_seqs"
         )
-    return tokens // KV_LENGTH_STEP * KV_LENGTH_STEP
+    return slots * SHORTEST_SLOT
 
 
-def kv_budget_bytes(configured: int | None, memory_bytes: int, weight_bytes: int) -> int:
-    """Bytes for the KV cache. Raises ModelRefused when the weights leave nothing."""
+def kv_budget_bytes(configured: int | None, memory_bytes: int, weight_bytes: int, forward_bytes: int) -> int:
+    """Bytes for the KV cache. Raises ModelRefused when weights and forward leave nothing."""
     if configured is not None:
         return configured
-    budget = int(memory_bytes * USABLE_SHARE) - weight_bytes
+    budget = min(int(memory_bytes * USABLE_SHARE), int(memory_bytes * FILLED_SHARE) - forward_bytes) - weight_bytes
     if budget <= 0:
         raise ModelRefused(
-            f"the weights take {weight_bytes} bytes, which leaves nothing of {USABLE_SHARE:.0%} of the device's "
-            f"{memory_bytes} bytes for the KV cache: serve a smaller model, or set kv_cache_memory_bytes"
+            f"the weights take {weight_bytes} bytes and a step {forward_bytes}, which leaves nothing of "
+            f"{USABLE_SHARE:.0%} of the device's {memory_bytes} bytes for the KV cache: serve a smaller model, lower "
+            "max_num_batched_tokens, or set kv_cache_memory_bytes"
         )
     return budget
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine_core.block_changes import BlockChanges
+from engine_core.ssd_tier import BlocksRead, SsdReport
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import ClientAddress, EngineCoreRequest, Load, RequestKey
 from protocol.prefix_hash import BlockHash
@@ -70,6 +72,8 @@ CoreEvent = (
     | CoordinatorWelcomed
     | CoordinatorRefused
     | DrainRequested
+    | BlocksRead
+    | SsdReport
 )
 """What reaches the busy loop."""
 
@@ -92,3 +96,5 @@ class CoreStatus(msgspec.Struct, frozen=True):
     welcome: int
     progressed_s: float
     """When a step was last completed or work began, in the clock of the busy loop; of no meaning when idle."""
+    blocks: BlockChanges = {}
+    """What was stored and evicted since the last status."""

@@ -1,7 +1,7 @@
 """Entry of the engine core's process: loads the model, starts the threads, runs the busy loop, ends in order.
 
 Threads: main (busy loop, the only one that touches the device), input (socket to the coordinator), output (sockets
-to the API servers), signals.
+to the API servers), signals; and one for the SSD, if blocks are kept there.
 """
 
 import logging
@@ -20,12 +20,14 @@ from engine_core.core import EngineCore
 from engine_core.device import ModelRefused, OpenedModel
 from engine_core.events import CoreEvent, DrainRequested
 from engine_core.input_thread import InputThread
-from engine_core.kv_budget import KvBudget
 from engine_core.output_thread import OutputThread, StreamsEnd
-from engine_core.scheduler import Scheduler, SchedulerLimits
+from engine_core.scheduler import Scheduler
+from engine_core.scheduler_limits import SchedulerLimits, longest_sequence
 from engine_core.shutdown import ShutdownWatch, start_thread
 from engine_core.sim_device import open_sim_device
 from engine_core.sim_options import SIM_PREFIX
+from engine_core.ssd_cache import open_ssd_cache
+from engine_core.ssd_tier import SsdTier
 from protocol.addresses import check_address
 from protocol.card import pack_card
 from protocol.curve import Keyring, load_keyring
@@ -91,8 +93,10 @@ def _serve(
     inbox: "queue.SimpleQueue[CoreEvent]",
     watch: ShutdownWatch,
 ) -> int:
-    scheduler, identity = _scheduler_and_identity(config, opened)
-    core = EngineCore(scheduler, config.drain_timeout_s)
+    ssd = open_ssd_cache(config, opened.device.block_parts, inbox.put)
+    tier = None if ssd is None else SsdTier()
+    scheduler, identity = _scheduler_and_identity(config, opened, tier)
+    core = EngineCore(scheduler, config.drain_timeout_s, tier)
     context = zmq.Context()
     outputs = OutputThread(context, keyring, identity.incarnation, inbox)
     curve = keyring.for_coordinator(config.engines_address)
@@ -100,12 +104,18 @@ def _serve(
         context, config.engines_address, curve, identity, inbox, outputs.queue, lifeline, config.step_timeout_s
     )
     threads = [start_thread("output", outputs.run), start_thread("input", inputs.run)]
+    if ssd is not None:
+        threads.append(start_thread("ssd", ssd.run))
+    lookahead = opened.device.lookahead if config.async_scheduling is None else config.async_scheduling
+    loop = BusyLoop(core, opened.device, inbox, outputs.queue, inputs.board, ssd, lookahead=lookahead)
     watch.serving()
     try:
-        code = BusyLoop(core, opened.device, inbox, outputs.queue, inputs.board).run()
+        code = loop.run()
     finally:
         outputs.queue.put(StreamsEnd())
         inputs.board.close()
+        if ssd is not None:
+            ssd.close()
         _join(threads)
         inputs.close()
         context.term()
@@ -113,9 +123,13 @@ def _serve(
     return code
 
 
-def _scheduler_and_identity(config: EngineCoreConfig, opened: OpenedModel) -> tuple[Scheduler, EngineIdentity]:
+def _scheduler_and_identity(
+    config: EngineCoreConfig, opened: OpenedModel, ssd: SsdTier | None
+) -> tuple[Scheduler, EngineIdentity]:
     try:
         limits = _limits(config, opened)
+        chunk_budget = TimedChunkBudget(limits.max_num_batched_tokens)
+        scheduler = Scheduler(limits, opened.card.eos_token_ids, chunk_budget, ssd)
     except ValueError as error:
         raise ModelRefused(str(error)) from error
     card = opened.card
@@ -132,21 +146,21 @@ def _scheduler_and_identity(config: EngineCoreConfig, opened: OpenedModel) -> tu
         vocab_size=card.vocab_size,
         stores_prefixes=config.prefix_caching and opened.device.prefix_block_tokens > 0,
     )
-    chunk_budget = TimedChunkBudget(limits.max_num_batched_tokens)
-    return Scheduler(limits, card.eos_token_ids, chunk_budget), identity
+    return scheduler, identity
 
 
 def _limits(config: EngineCoreConfig, opened: OpenedModel) -> SchedulerLimits:
     """Raises ValueError when the options do not go together."""
-    kv_capacity_tokens = opened.device.kv_capacity_tokens
-    most = min(opened.card.max_model_len, KvBudget(kv_capacity_tokens).longest_sequence)
+    pool_lengths = tuple(opened.device.pool_lengths)
+    most = min(opened.card.max_model_len, longest_sequence(pool_lengths))
     if config.max_model_len is not None and config.max_model_len > most:
         raise ValueError(f"max_model_len {config.max_model_len} is more than model and KV cache allow: {most} tokens")
     return SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len or most,
-        kv_capacity_tokens=kv_capacity_tokens,
+        kv_capacity_tokens=opened.device.kv_capacity_tokens,
+        pool_lengths=pool_lengths,
     )
 
 

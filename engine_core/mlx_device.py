@@ -1,6 +1,8 @@
 """The MLX device: a loaded model, its KV cache and its sampler, run step by step from one thread."""
 
 import logging
+import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,61 +10,121 @@ import mlx.core as mx
 import msgspec
 
 from engine_core.config import EngineCoreConfig
-from engine_core.device import ModelRefused, OnProgress, OpenedModel, StepPlan
-from engine_core.device_memory import (
-    CacheCost,
-    capacity_tokens,
-    device_memory_bytes,
-    kv_budget_bytes,
-    limit_allocator_cache,
+from engine_core.device import (
+    BlockData,
+    BlockId,
+    DecodeRow,
+    ModelRefused,
+    OnProgress,
+    OpenedModel,
+    StepPlan,
+    StepResult,
 )
-from engine_core.mlx_lm_adapter import ModelTrace, load_weights, trace_model, unfit_for_slots, weight_bytes
+from engine_core.device_memory import device_memory_bytes, kv_budget_bytes, limit_allocator_cache
+from engine_core.forward_memory import forward_bytes
+from engine_core.mlx_lm_adapter import load_weights, trace_model, weight_bytes
 from engine_core.model_card import read_model_card
 from engine_core.model_folder import check_model_folder
-from engine_core.model_runner import LanguageModel, ModelRunner, PlanError
-from engine_core.row_runner import RowRunner
-from engine_core.sampler import Sampler
-from engine_core.self_test import find_fault, window_to_fill
-from engine_core.slot_runner import SlotRunner
+from engine_core.model_runner import ModelRunner, PlanError
+from engine_core.pool_lengths import pool_lengths
+from engine_core.runner_choice import choose_runner, kv_capacity
+from engine_core.sampler import Sampled, Sampler
+from engine_core.token_feedback import TokenFeedback
 from protocol.card import ModelCard
 from protocol.prefix_hash import BLOCK_TOKENS
 
 logger = logging.getLogger("shoal.engine_core.model")
 
+MAX_IN_FLIGHT = 2
+"""Plans submitted and not collected."""
+
+
+def gains_by_lookahead() -> bool:
+    """Where the device runs beside the host: on a GPU.
+
+    MLX's CPU back end lets the host wait while more than 10 operations are queued: 82 to 92 of a 100 ms step pass in
+    `submit`, so a token would be told almost a step late to hide the 12 ms that are left (135M model, 8 rows, 2 cores).
+    """
+    return bool(mx.default_device() == mx.Device(mx.gpu))
+
+
+class _Step:
+    """A plan that is not collected."""
+
+    def __init__(self, done: mx.array, sampled: Sampled | None, submitted_s: float) -> None:
+        self.done = done
+        """Evaluated when all is that the step writes."""
+        self.sampled = sampled
+        self.submitted_s = submitted_s
+
 
 class MlxDevice:
     """A Device (engine_core.device) on MLX."""
 
-    def __init__(self, runner: ModelRunner, sampler: Sampler, vocab_size: int, kv_capacity_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        sampler: Sampler,
+        vocab_size: int,
+        kv_capacity_tokens: int,
+        lengths: Sequence[int],
+    ) -> None:
+        self.pool_lengths = lengths
         self.kv_capacity_tokens = kv_capacity_tokens
         self.prefix_block_tokens = BLOCK_TOKENS if runner.stores_blocks else 0
+        self.block_parts = runner.block_parts
+        self.lookahead = gains_by_lookahead()
         self._runner = runner
         self._sampler = sampler
+        self._feedback = TokenFeedback()
         self._vocab_size = vocab_size
+        self._in_flight: deque[_Step] = deque()
+        self._idle_since_s = 0.0
+        """The end of the step that was collected last."""
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def submit(self, plan: StepPlan) -> None:
         """See Device. Raises PlanError before anything runs that would corrupt memory."""
+        if len(self._in_flight) == MAX_IN_FLIGHT:
+            raise PlanError(f"{MAX_IN_FLIGHT} plans are not collected")
+        submitted_s = time.monotonic()
         self._check_token_ids(plan)
-        self._runner.drop_blocks(plan.drops)
-        self._runner.save_blocks(plan.saves)
+        fed = self._feedback.fed(plan.decodes)
+        self._runner.prepare(plan)
         for row in plan.releases:
-            self._runner.release(row)
             self._sampler.release(row)
         for admission in plan.admissions:
-            self._runner.admit(admission.row)
             self._sampler.admit(admission)
-        self._runner.reserve(plan.kv_rows, plan.kv_length)
-        for restore in plan.restores:
-            self._runner.restore_blocks(restore)
-        for chunk in plan.prefills:
-            self._runner.prefill(chunk)
-        if not plan.decodes:
-            return []
-        logits = self._runner.decode(plan.decodes)
-        tokens = self._sampler.sample(logits, plan.decodes)
-        mx.eval(tokens, self._runner.written_arrays(), self._sampler.changed_arrays())
-        sampled: list[int] = tokens.tolist()  # type: ignore[assignment]  # one-dimensional
-        return sampled
+        logits = self._runner.forward(plan.prefills, plan.decodes, fed)
+        sampled = None if logits is None else self._sampler.sample(logits, plan.decodes)
+        self._feedback.sampled(plan.decodes, None if sampled is None else sampled.tokens)
+        self._in_flight.append(_Step(self._start(sampled), sampled, submitted_s))
+
+    def _start(self, sampled: Sampled | None) -> mx.array:
+        """Starts all that the step computes; returns what is evaluated when all of it is.
+
+        The buffers themselves are not kept to wait for: the next step would find them in use, and copy them.
+        """
+        results = [] if sampled is None else sampled.arrays()
+        written = [*results, *self._runner.written_arrays(), *self._sampler.changed_arrays()]
+        done: mx.array = mx.depends([mx.zeros(1)], written)[0] if written else mx.zeros(1)
+        mx.async_eval(done, results, self._sampler.changed_arrays())  # type: ignore[no-untyped-call]
+        return done
+
+    def collect(self) -> StepResult:
+        """See Device."""
+        step = self._in_flight.popleft()
+        mx.eval(step.done)
+        ended_s = time.monotonic()
+        elapsed_s = ended_s - max(step.submitted_s, self._idle_since_s)
+        self._idle_since_s = ended_s
+        if step.sampled is None:
+            return StepResult([], elapsed_s)
+        token_ids: list[int] = step.sampled.tokens.tolist()  # type: ignore[assignment]  # one-dimensional
+        return StepResult(token_ids, elapsed_s, step.sampled.logprobs())
+
+    def read_block(self, block_id: BlockId) -> BlockData:
+        """See Device."""
+        return self._runner.read_block(block_id)
 
     def _check_token_ids(self, plan: StepPlan) -> None:
         """MLX reads outside of the embedding for an id that is not in it."""
@@ -72,7 +134,7 @@ class MlxDevice:
         for chunk in plan.prefills:
             self._check_ids(chunk.row, chunk.token_ids)
         for decode in plan.decodes:
-            self._check_ids(decode.row, (decode.token_id,))
+            self._check_ids(decode.row, _known(decode))
 
     def _check_ids(self, row: int, token_ids: Sequence[int]) -> None:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
@@ -86,6 +148,11 @@ class MlxDevice:
         """Asserts what must hold between steps."""
         self._runner.check_invariants()
         self._sampler.check_invariants()
+        assert len(self._in_flight) <= MAX_IN_FLIGHT
+
+
+def _known(decode: DecodeRow) -> tuple[int, ...]:
+    return () if decode.token_id is None else (decode.token_id,)
 
 
 def open_mlx_device(config: EngineCoreConfig, on_progress: OnProgress) -> OpenedModel:
@@ -99,41 +166,21 @@ def open_mlx_device(config: EngineCoreConfig, on_progress: OnProgress) -> Opened
     limit_allocator_cache(memory_bytes)
     model = load_weights(folder, on_progress)
     trace = trace_model(model)
-    budget = kv_budget_bytes(config.kv_cache_memory_bytes, memory_bytes, weight_bytes(model))
-    runner, capacity = choose_runner(model, trace, budget, config.max_num_seqs)
+    step_bytes = forward_bytes(model, trace.vocab_size, config.max_num_batched_tokens, config.max_num_seqs)
+    budget = kv_budget_bytes(config.kv_cache_memory_bytes, memory_bytes, weight_bytes(model), step_bytes)
+    capacity = kv_capacity(model, trace, budget, config.max_num_seqs)
     name = config.served_model_name or folder.name
-    card = read_model_card(folder, name, trace.vocab_size, config.max_model_len)
-    card = _fitted(card, capacity, config.max_model_len)
+    card = _fitted(
+        read_model_card(folder, name, trace.vocab_size, config.max_model_len), capacity, config.max_model_len
+    )
+    lengths = pool_lengths(card.max_model_len)
+    runner = choose_runner(model, trace, lengths, config.max_num_seqs, config.max_num_batched_tokens)
     logger.info("model %s: %d tokens of KV cache, max_model_len %d", card.name, capacity, card.max_model_len)
     if not card.eos_token_ids:
         logger.warning("model %s names no end-of-sequence token: requests end by stop tokens or length", card.name)
-    sampler = Sampler(trace.vocab_size, card.eos_token_ids)
-    return OpenedModel(MlxDevice(runner, sampler, trace.vocab_size, capacity), card)
-
-
-def choose_runner(model: LanguageModel, trace: ModelTrace, budget_bytes: int, max_rows: int) -> tuple[ModelRunner, int]:
-    """The slot runner where the model allows it and passes the self test, else the row runner; and the KV capacity.
-
-    Logs the choice and its reason.
-    """
-    reason = unfit_for_slots(model)
-    if trace.layouts is None:
-        reason = f"slots cannot hold its caches ({', '.join(trace.cache_kinds)})"
-    elif reason is None:
-        capacity = capacity_tokens(_slot_cost(trace.cost), budget_bytes, max_rows)
-        slots = SlotRunner(model, trace.layouts, capacity, max_rows)
-        filling = window_to_fill(trace.layouts, capacity)
-        reason = find_fault(model, slots, trace.vocab_size, trace.logits_dtype, filling)
-        if reason is None:
-            logger.info("the model runs in batched slots, and the self test agrees (%s)", ", ".join(trace.cache_kinds))
-            return slots, capacity
-    logger.warning("the model runs one row at a time, which is slow for many requests: %s", reason)
-    return RowRunner(model), capacity_tokens(trace.cost, budget_bytes, max_rows)
-
-
-def _slot_cost(cost: CacheCost) -> CacheCost:
-    """Each slot has room for one token more than is asked for (slot_buffers)."""
-    return msgspec.structs.replace(cost, bytes_per_row=cost.bytes_per_row + cost.bytes_per_token)
+    lookahead = gains_by_lookahead() if config.async_scheduling is None else config.async_scheduling
+    sampler = Sampler(trace.vocab_size, card.eos_token_ids, lookahead)
+    return OpenedModel(MlxDevice(runner, sampler, trace.vocab_size, capacity, lengths), card)
 
 
 def _fitted(card: ModelCard, capacity: int, configured: int | None) -> ModelCard:

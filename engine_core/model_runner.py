@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from engine_core.device import BlockId, BlockRestore, BlockSave, DecodeRow, PrefillChunk
+from engine_core.device import BlockData, BlockId, BlockPart, DecodeRow, PrefillChunk, StepPlan
 
 
 class PlanError(RuntimeError):
@@ -21,48 +21,33 @@ class LanguageModel(Protocol):
 
 
 class ModelRunner(Protocol):
-    """Owns the KV cache: the tokens computed so far, row by row, and stored blocks of 64 tokens."""
+    """Owns the KV cache: the tokens computed so far, row by row, and stored blocks."""
 
     stores_blocks: bool
-    """Whether it can: if not, no block is ever given to it."""
+    """Whether it stores blocks and copies rows: if not, no plan asks for either."""
+    block_parts: Sequence[BlockPart]
+    """See Device."""
 
-    def admit(self, row: int) -> None:
-        """The row starts a sequence, with nothing cached. Raises PlanError when the row is taken."""
+    def prepare(self, plan: StepPlan) -> None:
+        """All that comes before the forward: from drops to restores. Raises PlanError when it does not fit."""
         ...
 
-    def release(self, row: int) -> None:
-        """The row is free again. Raises PlanError when it was not taken."""
-        ...
+    def forward(
+        self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeRow], token_ids: mx.array
+    ) -> mx.array | None:
+        """Feeds chunks, and one token to each decode row: `token_ids`, [len(decodes)], and not what `decodes` says.
 
-    def reserve(self, rows: int, length: int) -> None:
-        """Makes room for rows 0 .. rows-1 of `length` tokens each; frees all memory when no row is taken."""
-        ...
-
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """Computes and evaluates the KV of a chunk. Raises PlanError when it does not fit the row."""
-        ...
-
-    def decode(self, decodes: Sequence[DecodeRow]) -> mx.array:
-        """Feeds one token to each of these rows; returns their logits [len(decodes), vocabulary], not evaluated.
-
-        Raises PlanError when a row is not ready for its token.
+        Returns the decode rows' logits, [len(decodes), vocabulary], not evaluated; None without any. Raises PlanError
+        when a row is not ready for its tokens.
         """
         ...
 
-    def drop_blocks(self, block_ids: Sequence[BlockId]) -> None:
-        """Frees stored blocks. Raises PlanError for one that is not stored."""
-        ...
-
-    def save_blocks(self, saves: Sequence[BlockSave]) -> None:
-        """Copies blocks out of rows. Raises PlanError for one that is not in its row, or whose id is in use."""
-        ...
-
-    def restore_blocks(self, restore: BlockRestore) -> None:
-        """Copies blocks to the start of an empty row. Raises PlanError when it is not empty or a block not stored."""
+    def read_block(self, block_id: BlockId) -> BlockData:
+        """See Device. Raises PlanError for one that is not stored."""
         ...
 
     def written_arrays(self) -> list[mx.array]:
-        """The KV arrays that the last `decode` wrote; to be evaluated together with what hangs on its logits."""
+        """The arrays that the last `forward` wrote; to be evaluated with what hangs on its logits, and not kept."""
         ...
 
     def check_invariants(self) -> None:

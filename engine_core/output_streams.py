@@ -17,7 +17,7 @@ from typing import Protocol
 
 import zmq
 
-from engine_core.scheduler import OutputsByClient
+from engine_core.request_table import OutputsByClient
 from protocol.codec import Frame, encode
 from protocol.errors import AddressError, BadKey
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation

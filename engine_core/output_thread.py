@@ -10,7 +10,7 @@ import zmq
 
 from engine_core.events import ClientsChanged, ClientStuck, CoreEvent, Joined
 from engine_core.output_streams import OutputStreams, PushSocket
-from engine_core.scheduler import OutputsByClient
+from engine_core.request_table import OutputsByClient
 from protocol.curve import Keyring
 from protocol.identifiers import ClientIndex, Incarnation
 from protocol.messages import ClientAddress, wall_clock_s

@@ -1,4 +1,5 @@
-"""What the scheduler does with stored prefixes: which blocks a step saves, restores and drops. Pure.
+"""What the scheduler does with prefixes that were computed before: which blocks a step saves, restores and drops, and
+which rows it copies from. Pure.
 
 Blocks and rows share the memory of the KV cache, and rows come first: blocks have what the running sequences and room
 for as many rows again (up to half of the cache) leave. Room for more rows is kept free because rows come and go fast,
@@ -7,135 +8,273 @@ and each time the rows' buffers grow little by little they are copied.
 What was computed is saved when a block is complete, by the next plan, before anything else is done to its row: so
 blocks of sequences that ended or lost their row are saved too. The first to compute a block saves it. When there is no
 room for it the rest of its chain is not saved either.
+
+Who gets a row gets there what is stored of its tokens, to the last token that it shares with a stored block; or what
+another row has of them, if that is more. At least one token is left to be computed. What is about to come, from a row
+that computes it or from the SSD (engine_core.ssd_tier), is waited for.
 """
 
 from collections.abc import Iterable
 
 import msgspec
 
-from engine_core.device import BlockId, BlockRestore, BlockSave
+from engine_core.block_changes import BlockChanges, ChangeLog
+from engine_core.device import BlockId, BlockLoad, BlockRestore, BlockSave, RowCopy
+from engine_core.live_prefixes import about_to_compute, longest_copy
 from engine_core.prefix_index import PrefixIndex
 from engine_core.sequence import Sequence
+from engine_core.ssd_tier import BlocksRead, BlockWrite, SsdReport, SsdTier
 from protocol.prefix_hash import BLOCK_TOKENS, BlockHash
+
+MIN_COPIED_TOKENS = 8
+"""Less is not worth an order, which writes each layer's keys and values one by one. Processor time of a step with a
+chunk of 16 tokens behind those (135M model, one core): 8 copied 115 ms, computed 140; 4: 119, 137; 1: 118, 124. And a
+GPU computes a few tokens more for nothing. Most chat templates share 3 or 4 tokens and no more with each other."""
+MIN_AWAITED_TOKENS = 16
+"""Less is computed rather than waited for: the wait is a step at least, which takes as long as 20 tokens or so."""
 
 
 class BlockOrders(msgspec.Struct, frozen=True):
     """What the device is to do with blocks in a step."""
 
     drops: list[BlockId]
+    loads: list[BlockLoad]
     saves: list[BlockSave]
+    copies: list[RowCopy]
     restores: list[BlockRestore]
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """What is stored of a sequence's tokens."""
+
+    whole: list[BlockHash]
+    """Its own first blocks."""
+    part: list[BlockHash]
+    """A block behind them of which it shares the first tokens; or none."""
+    tokens: int
+
+    @property
+    def hashes(self) -> list[BlockHash]:
+        """All blocks, the last of them maybe in part."""
+        return self.whole + self.part
 
 
 class PrefixCache:
     """Owner of the index of blocks, and of what the device has not been told about it yet."""
 
-    def __init__(self, kv_capacity_tokens: int) -> None:
+    def __init__(self, kv_capacity_tokens: int, ssd: SsdTier | None = None) -> None:
+        """`ssd`: where blocks are kept beyond RAM, if they are."""
         self._kv_capacity_tokens = kv_capacity_tokens
         self._index = PrefixIndex(kv_capacity_tokens // BLOCK_TOKENS)
+        self._ssd = ssd
+        self._log = ChangeLog()
+        self._loads: dict[BlockId, BlockLoad] = {}
         self._saves: dict[BlockId, BlockSave] = {}
+        self._copies: list[RowCopy] = []
         self._restores: list[BlockRestore] = []
         self._restored: set[BlockHash] = set()
-        """Blocks that the plan in the making, or in flight, restores."""
+        """Blocks that the plan in the making restores."""
         self._pins: list[BlockHash] = []
+        self._newcomers: set[int] = set()
+        """Rows that were empty before the plan in the making: there is nothing to be copied from them yet."""
         self.queries_tokens_total = 0
         """Prompt tokens of sequences when they were first admitted."""
         self.hits_tokens_total = 0
-        """Those of them that were restored."""
+        """Those of them that were restored or copied."""
 
     @property
     def restored_tokens(self) -> int:
-        """Tokens of blocks that must stay until the plan has run."""
+        """Tokens of blocks that must stay until the plan in the making is taken."""
         return len(self._restored) * BLOCK_TOKENS
+
+    # --- what there is ------------------------------------------------------------------------------------------
+
+    def available_tokens(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
+        """Tokens of it that need not be computed; never all, because the last one is to be computed."""
+        if not sequence.chain:
+            return 0
+        stored = self._find(sequence).tokens
+        return _worth_it(longest_copy(sequence, self._donors(running), stored)[1])
+
+    def is_coming(self, sequence: Sequence, running: Iterable[Sequence], *, is_overdue: bool) -> bool:
+        """Whether more of its tokens will soon be there, and it is better to wait than to compute them.
+
+        For one that runs, is of no lower priority and computes them: so no longer than for that one's prefill; and
+        when the sequence `is_overdue` only for those that came before it, of which there are ever fewer: so it does
+        not wait for ever. Or for the SSD, see there.
+        """
+        if not sequence.chain:
+            return False
+        stored = self._find(sequence)
+        available = longest_copy(sequence, self._donors(running), stored.tokens)[1]
+        last = sequence.order if is_overdue else (sequence.order[0] + 1, -1)
+        ahead = (other for other in running if other.order < last)
+        if about_to_compute(sequence, ahead, available + MIN_AWAITED_TOKENS):
+            return True
+        return self._is_coming_from_ssd(sequence, len(stored.whole) + 1, available)
+
+    def _is_coming_from_ssd(self, sequence: Sequence, place: int, available: int) -> bool:
+        most = sequence.num_tokens // BLOCK_TOKENS
+        if self._ssd is None or sequence.request.cache_salt or place > min(most, self._index.capacity):
+            return False
+        if available >= min(place * BLOCK_TOKENS, sequence.num_tokens - 1):
+            return False
+        return self._ssd.is_coming(sequence.key, sequence.chain, place, most)
+
+    def _find(self, sequence: Sequence) -> _Stored:
+        chain, most = sequence.chain, sequence.num_tokens - 1
+        matched = min(self._index.matched(chain), most // BLOCK_TOKENS)
+        start = matched * BLOCK_TOKENS
+        alike = self._index.most_alike(chain[matched], sequence.tokens(start, min(BLOCK_TOKENS, most - start)))
+        part, shared = ([], 0) if alike is None else ([alike[0]], alike[1])
+        return _Stored(list(chain[1 : 1 + matched]), part, start + shared)
+
+    def _donors(self, running: Iterable[Sequence]) -> Iterable[Sequence]:
+        return (other for other in running if other.row not in self._newcomers)
+
+    # --- a sequence gets a row ----------------------------------------------------------------------------------
+
+    def restore(self, sequence: Sequence, running: Iterable[Sequence], rows_tokens: int) -> None:
+        """A sequence was given an empty row: what is there of it, and fits beside the rows, is copied to it."""
+        self._newcomers.add(sequence.row)
+        if not sequence.chain:
+            return
+        is_first_time = sequence.cached_tokens is None
+        stored = self._find(sequence)
+        self._use(stored, protect=is_first_time)
+        stored = self._fitting(stored, rows_tokens)
+        donor, copied = longest_copy(sequence, self._donors(running), stored.tokens)
+        count = _worth_it(copied)
+        if count and donor is not None:
+            self._copies.append(RowCopy(donor.row, sequence.row, count))
+        elif count:
+            self._restore(sequence.row, stored)
+        sequence.restored(count)
+        if is_first_time:
+            self.queries_tokens_total += len(sequence.prompt)
+            self.hits_tokens_total += min(count, len(sequence.prompt))
+
+    def _use(self, stored: _Stored, *, protect: bool) -> None:
+        # A block that is used in part is not protected: of many that begin alike any would do.
+        self._index.use(stored.part, protect=False)
+        self._index.use(stored.whole, protect=protect)
+
+    def _restore(self, row: int, stored: _Stored) -> None:
+        self._index.pin(stored.hashes[-1])
+        self._pins.append(stored.hashes[-1])
+        self._restored.update(stored.hashes)
+        self._restores.append(BlockRestore(row, self._index.block_ids(stored.hashes), stored.tokens))
+
+    def _fitting(self, stored: _Stored, rows_tokens: int) -> _Stored:
+        """The first blocks, as many as can stay beside the rows and the others that this plan restores."""
+        room = (self._kv_capacity_tokens - rows_tokens - self.restored_tokens) // BLOCK_TOKENS
+        for count, block_hash in enumerate(stored.hashes):
+            room -= block_hash not in self._restored
+            if room < 0:
+                return _Stored(stored.whole[:count], [], count * BLOCK_TOKENS)
+        return stored
+
+    # --- what was computed, or read -----------------------------------------------------------------------------
 
     def save(self, sequences: Iterable[Sequence]) -> None:
         """Stores the blocks of these running sequences that were completed since this was last done."""
         for sequence in sequences:
             for place in sequence.take_complete_blocks():
-                if sequence.chain[place] in self._index:
-                    continue
-                block_id = self._index.insert(sequence.chain, place)
-                if block_id is not None:
-                    self._saves[block_id] = BlockSave(block_id, sequence.row, (place - 1) * BLOCK_TOKENS)
+                if sequence.chain[place] not in self._index:
+                    self._save(sequence, place)
 
-    def stored_tokens(self, sequence: Sequence) -> int:
-        """Tokens of it that are stored; never all, because the last one is to be computed."""
-        return self._stored_blocks(sequence) * BLOCK_TOKENS
-
-    def is_coming(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether one that runs, of no lower priority, is about to compute the next block of this one that waits.
-
-        Then it is worth waiting for. It lasts no longer than that one's prefill: when it ends or loses its row, or
-        passes the block and it is not stored, there is nothing to wait for any more.
-        """
-        chain, place = sequence.chain, self._stored_blocks(sequence) + 1
-        if self._index.capacity == 0 or place > _most_blocks(sequence):
-            return False
-        return any(
-            other.order[0] <= sequence.order[0]
-            and other.num_computed < place * BLOCK_TOKENS
-            and place < len(other.chain)
-            and other.chain[place] == chain[place]
-            for other in running
-        )
-
-    def restore(self, sequence: Sequence, rows_tokens: int) -> None:
-        """A sequence was given an empty row: what is stored of it, and fits beside the rows, is restored there."""
-        if not sequence.chain:
+    def _save(self, sequence: Sequence, place: int) -> None:
+        start = (place - 1) * BLOCK_TOKENS
+        token_ids = sequence.tokens(start, BLOCK_TOKENS)
+        block_hash, parent = sequence.chain[place], sequence.chain[place - 1]
+        block_id = self._index.insert(block_hash, parent, token_ids, is_first=place == 1)
+        if block_id is None:
             return
-        is_first_time = sequence.cached_tokens is None
-        hashes = sequence.chain[1 : 1 + self._restorable_blocks(sequence, rows_tokens)]
-        if hashes:
-            self._index.use(hashes, protect=is_first_time)
-            self._index.pin(hashes[-1])
-            self._pins.append(hashes[-1])
-            self._restored.update(hashes)
-            self._restores.append(BlockRestore(sequence.row, self._index.block_ids(hashes)))
-        sequence.restored(len(hashes) * BLOCK_TOKENS)
-        if is_first_time:
-            self.queries_tokens_total += len(sequence.prompt)
-            self.hits_tokens_total += len(hashes) * BLOCK_TOKENS
+        self._saves[block_id] = BlockSave(block_id, sequence.row, start)
+        self._log.stored(block_hash)
+        if self._ssd is not None and not sequence.request.cache_salt:
+            self._ssd.saved(BlockWrite(block_id, block_hash, parent, token_ids))
+
+    def blocks_read(self, done: BlocksRead) -> None:
+        """Stores what was read from the SSD, as far as there is room."""
+        assert self._ssd is not None
+        parent, place, taken = done.read.parent, done.read.place, 0
+        for block_hash, block in zip(done.read.hashes, done.blocks, strict=False):
+            if block_hash not in self._index:
+                block_id = self._index.insert(block_hash, parent, block.token_ids, is_first=place == 1)
+                if block_id is None:
+                    break
+                self._loads[block_id] = BlockLoad(block_id, block.data)
+                self._log.stored(block_hash)
+            parent, place, taken = block_hash, place + 1, taken + 1
+        self._ssd.read_done(done, taken)
+
+    def ssd_reported(self, report: SsdReport) -> None:
+        """The SSD holds other blocks than before."""
+        assert self._ssd is not None
+        before = set(self._ssd.on_disk)
+        self._ssd.reported(report)
+        for block_hash in before - self._ssd.on_disk:
+            self._log.evicted(block_hash)
+        for block_hash in report.added:
+            if block_hash in self._ssd.on_disk and block_hash not in before:
+                before.add(block_hash)
+                self._log.stored(block_hash)
+
+    # --- plans --------------------------------------------------------------------------------------------------
 
     def take_orders(self, rows_tokens: int) -> BlockOrders:
         """What the device is to do in a step whose rows take so many tokens. Blocks beyond the memory left go."""
         more_rows = min(2 * rows_tokens, self._kv_capacity_tokens // 2)
         self._index.set_capacity((self._kv_capacity_tokens - max(rows_tokens, more_rows)) // BLOCK_TOKENS)
-        # Who was stored and went since the last plan, the device never hears of.
-        drops = [block_id for block_id in self._index.take_evicted() if self._saves.pop(block_id, None) is None]
-        orders = BlockOrders(drops, list(self._saves.values()), self._restores)
-        self._saves, self._restores = {}, []
-        return orders
-
-    def plan_done(self) -> None:
-        """The device has run the plan: what it restored may go."""
+        drops = self._drops()
+        orders = BlockOrders(
+            drops, list(self._loads.values()), list(self._saves.values()), self._copies, self._restores
+        )
+        self._loads, self._saves, self._copies, self._restores = {}, {}, [], []
         for block_hash in self._pins:
-            self._index.unpin(block_hash)
+            self._index.unpin(block_hash)  # plans run one after the other: the next one may drop it
         self._pins.clear()
         self._restored.clear()
+        self._newcomers.clear()
+        return orders
 
-    def _stored_blocks(self, sequence: Sequence) -> int:
-        return min(self._index.matched(sequence.chain), _most_blocks(sequence)) if sequence.chain else 0
+    def _drops(self) -> list[BlockId]:
+        evicted = self._index.take_evicted()
+        for _, block_hash in evicted:
+            self._log.evicted(block_hash)
+        if self._ssd is not None:
+            self._ssd.plan_taken([block_id for block_id, _ in evicted])
+        # Who was stored and went since the last plan, the device never hears of.
+        never_there = {block_id for block_id, _ in evicted if block_id in self._saves or block_id in self._loads}
+        for block_id in never_there:
+            self._saves.pop(block_id, None)
+            self._loads.pop(block_id, None)
+        return [block_id for block_id, _ in evicted if block_id not in never_there]
 
-    def _restorable_blocks(self, sequence: Sequence, rows_tokens: int) -> int:
-        room = (self._kv_capacity_tokens - rows_tokens - self.restored_tokens) // BLOCK_TOKENS
-        blocks = 0
-        for block_hash in sequence.chain[1 : 1 + self._stored_blocks(sequence)]:
-            room -= block_hash not in self._restored
-            if room < 0:
-                break
-            blocks += 1
-        return blocks
+    def plan_done(self) -> None:
+        """The oldest of the plans that were taken was run."""
+        if self._ssd is not None:
+            self._ssd.plan_done()
+
+    # --- observation --------------------------------------------------------------------------------------------
+
+    def take_changes(self) -> BlockChanges:
+        """Blocks that came and went since this was last asked."""
+        return self._log.take()
 
     def check_invariants(self, rows_tokens: int | None) -> None:
         """Raises AssertionError when the state contradicts itself; `rows_tokens` of the plan in flight, if one is."""
         self._index.check_invariants()
+        self._log.check_invariants()
         assert all(block_hash in self._index for block_hash in self._restored)
-        if rows_tokens is None:
-            assert not self._pins and not self._restored and not self._restores
-        else:
+        assert len(self._pins) == len(self._restores)
+        if self._ssd is not None:
+            self._ssd.check_invariants()
+        if rows_tokens is not None:
             blocks_tokens = len(self._index) * BLOCK_TOKENS
             assert rows_tokens + blocks_tokens <= self._kv_capacity_tokens, "rows and blocks exceed the memory"
 
 
-def _most_blocks(sequence: Sequence) -> int:
-    return (sequence.num_tokens - 1) // BLOCK_TOKENS if sequence.chain else 0
+def _worth_it(tokens: int) -> int:
+    return tokens if tokens >= MIN_COPIED_TOKENS else 0

@@ -5,13 +5,16 @@ of a chain is what is there. A new block is on probation. A second request that 
 before it; protected blocks may fill PROTECTED_SHARE of the store, the longest unused are put back on probation. New
 blocks push out blocks on probation alone, the longest unused first, so however many prompts come that nobody shares,
 and however long they are, they take no protected prefix away; a chain too long for the rest is stored in part.
+What is stored serves to the token: a chain that ends, or turns elsewhere, inside of a stored block can use that
+block's beginning (engine_core.block_siblings).
 (Segmented LRU: Karedla, Love, Wherry, "Caching strategies to improve disk system performance", 1994.)
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
+from engine_core.block_siblings import BlockSiblings, TokenKey, token_key
 from engine_core.device import BlockId
 from protocol.prefix_hash import BlockHash
 
@@ -20,14 +23,18 @@ PROTECTED_SHARE = 0.8
 
 
 class _Block:
-    __slots__ = ("block_hash", "block_id", "children", "is_protected", "last_used", "parent", "pins")
+    __slots__ = ("block_hash", "block_id", "is_protected", "key", "last_used", "parent", "parent_hash", "pins")
 
-    def __init__(self, block_id: BlockId, block_hash: BlockHash, parent: "_Block | None", last_used: int) -> None:
+    def __init__(
+        self, block_id: BlockId, block_hash: BlockHash, key: TokenKey, parent_hash: BlockHash, parent: "_Block | None"
+    ) -> None:
         self.block_id = block_id
         self.block_hash = block_hash
+        self.key = key
+        self.parent_hash = parent_hash
+        """Of the root of the chain where there is no parent."""
         self.parent = parent
-        self.last_used = last_used
-        self.children = 0
+        self.last_used = 0
         self.pins = 0
         self.is_protected = False
 
@@ -39,13 +46,15 @@ class PrefixIndex:
         """`capacity` in blocks."""
         self._capacity = capacity
         self._blocks: dict[BlockHash, _Block] = {}
+        self._children: dict[BlockHash, BlockSiblings] = {}
+        """By the hash of the parent, or of the root; only of those that have some."""
         self._protected: OrderedDict[BlockHash, _Block] = OrderedDict()
         """The longest unused first. A parent is used whenever its child is, and after it: so leaves come first."""
         self._probation: list[tuple[int, BlockHash]] = []
         """Heap of (last used, hash) with an entry for each leaf on probation, and entries that are out of date."""
         self._uses = 0
         self._inserted = 0
-        self._evicted: list[BlockId] = []
+        self._evicted: list[tuple[BlockId, BlockHash]] = []
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -68,6 +77,11 @@ class PrefixIndex:
             else:
                 missing = middle
         return stored
+
+    def most_alike(self, parent: BlockHash, token_ids: Sequence[int]) -> tuple[BlockHash, int] | None:
+        """The block behind `parent` (or the root) that begins with most of these tokens, and with how many."""
+        siblings = self._children.get(parent)
+        return None if siblings is None else siblings.most_alike(token_key(token_ids))
 
     def block_ids(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
         """Of stored blocks. Raises KeyError for one that is not."""
@@ -97,20 +111,22 @@ class PrefixIndex:
         assert block.pins > 0
         block.pins -= 1
 
-    def insert(self, chain: Sequence[BlockHash], place: int) -> BlockId | None:
-        """Stores block `chain[place]` (from 1), which is not stored yet; its id, or None when there is no room.
+    def insert(
+        self, block_hash: BlockHash, parent_hash: BlockHash, token_ids: Sequence[int], *, is_first: bool
+    ) -> BlockId | None:
+        """Stores a block of these tokens, which is not stored yet; `is_first` when what it follows is the root.
 
-        None too when its parent is not stored. What had to go for it is in `take_evicted`.
+        Its id, or None when there is no room or its parent is not stored. What had to go for it is in `take_evicted`.
         """
-        assert chain[place] not in self._blocks
-        parent = self._blocks.get(chain[place - 1])
-        if (parent is None and place > 1) or not self._make_room_beside(parent):
+        assert block_hash not in self._blocks
+        parent = self._blocks.get(parent_hash)
+        if (parent is None and not is_first) or not self._make_room_beside(parent):
             return None
-        block = _Block(BlockId(self._inserted), chain[place], parent, self._next_use())
+        block = _Block(BlockId(self._inserted), block_hash, token_key(token_ids), parent_hash, parent)
+        block.last_used = self._next_use()
         self._inserted += 1
         self._blocks[block.block_hash] = block
-        if parent is not None:
-            parent.children += 1
+        self._children.setdefault(block.parent_hash, BlockSiblings()).add(block.key, block.block_hash)
         self._note_leaf(block)
         return block.block_id
 
@@ -124,7 +140,7 @@ class PrefixIndex:
             self._evict(victim)
         self._demote()
 
-    def take_evicted(self) -> list[BlockId]:
+    def take_evicted(self) -> list[tuple[BlockId, BlockHash]]:
         """Blocks that went since this was last asked."""
         evicted, self._evicted = self._evicted, []
         return evicted
@@ -152,7 +168,7 @@ class PrefixIndex:
         while self._probation and found is None:
             entry = heappop(self._probation)
             block = self._blocks.get(entry[1])
-            if block is None or block.is_protected or block.children or block.last_used != entry[0]:
+            if block is None or block.is_protected or self._has_children(block) or block.last_used != entry[0]:
                 continue
             if block.pins:
                 pinned.append(entry)
@@ -163,14 +179,21 @@ class PrefixIndex:
         return found
 
     def _oldest_protected_leaf(self) -> _Block | None:
-        return next((block for block in self._protected.values() if not block.children and not block.pins), None)
+        leaves = (block for block in self._protected.values() if not self._has_children(block))
+        return next((block for block in leaves if not block.pins), None)
+
+    def _has_children(self, block: _Block) -> bool:
+        return block.block_hash in self._children
 
     def _evict(self, block: _Block) -> None:
         del self._blocks[block.block_hash]
         self._protected.pop(block.block_hash, None)
-        self._evicted.append(block.block_id)
+        self._evicted.append((block.block_id, block.block_hash))
+        siblings = self._children[block.parent_hash]
+        siblings.remove(block.key)
+        if not siblings:
+            del self._children[block.parent_hash]
         if block.parent is not None:
-            block.parent.children -= 1
             self._note_leaf(block.parent)
 
     def _demote(self) -> None:
@@ -181,27 +204,28 @@ class PrefixIndex:
             self._note_leaf(block)
 
     def _note_leaf(self, block: _Block) -> None:
-        if block.children or block.is_protected:
+        if block.is_protected or self._has_children(block):
             return
         heappush(self._probation, (block.last_used, block.block_hash))
         if len(self._probation) > 2 * len(self._blocks) + 64:
-            leaves = [b for b in self._blocks.values() if not (b.children or b.is_protected)]
+            leaves = [b for b in self._blocks.values() if not (b.is_protected or self._has_children(b))]
             self._probation = [(b.last_used, b.block_hash) for b in leaves]
             heapify(self._probation)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the index contradicts itself."""
-        children = dict.fromkeys(self._blocks, 0)
+        children = Counter(block.parent_hash for block in self._blocks.values())
         for block_hash, block in self._blocks.items():
             assert block.block_hash == block_hash and block.pins >= 0
             if block.parent is not None:
-                assert self._blocks.get(block.parent.block_hash) is block.parent, "a block without its parent"
+                assert self._blocks.get(block.parent_hash) is block.parent, "a block without its parent"
                 assert block.parent.is_protected or not block.is_protected, "protected behind one that is not"
-                children[block.parent.block_hash] += 1
-        assert all(block.children == children[block_hash] for block_hash, block in self._blocks.items())
+        assert children == {parent: len(siblings) for parent, siblings in self._children.items()}
+        for siblings in self._children.values():
+            siblings.check_invariants()
         assert {h for h, block in self._blocks.items() if block.is_protected} == set(self._protected)
         assert len(self._protected) <= self._capacity * PROTECTED_SHARE
-        leaves = [block for block in self._blocks.values() if not block.children]
+        leaves = [block for block in self._blocks.values() if not self._has_children(block)]
         noted = set(self._probation)
         assert all(block.is_protected or (block.last_used, block.block_hash) in noted for block in leaves)
         assert len({block.block_id for block in self._blocks.values()}) == len(self._blocks)

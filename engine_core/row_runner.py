@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine_core.device import BlockId, BlockRestore, BlockSave, DecodeRow, PrefillChunk
+from engine_core.device import BlockData, BlockId, BlockPart, DecodeRow, PrefillChunk, StepPlan
 from engine_core.mlx_lm_adapter import cache_arrays, make_prompt_cache
 from engine_core.model_runner import LanguageModel, PlanError
 
@@ -25,59 +25,53 @@ class RowRunner:
 
     def __init__(self, model: LanguageModel) -> None:
         self.stores_blocks = False
+        self.block_parts: Sequence[BlockPart] = ()
         self._model = model
         self._rows: dict[int, _Row] = {}
-        self._decoded: list[_Row] = []
-        """Rows of the last decode."""
+        self._fed: list[_Row] = []
+        """Rows of the last forward."""
 
-    def admit(self, row: int) -> None:
+    def prepare(self, plan: StepPlan) -> None:
+        """See ModelRunner. Slots are only reckoned with: each row's cache grows when it is written, and goes with its
+        row. Caches of rows cannot be cut at any token, so there are neither blocks nor copies."""
+        if plan.drops or plan.loads or plan.saves or plan.restores or plan.copies:
+            raise PlanError("blocks or copies of rows that have mlx-lm's own caches")
+        self._fed = []
+        for row in plan.releases:
+            if self._rows.pop(row, None) is None:
+                raise PlanError(f"row {row} is not taken")
+        for admission in plan.admissions:
+            if admission.row in self._rows:
+                raise PlanError(f"row {admission.row} is taken")
+            self._rows[admission.row] = _Row(make_prompt_cache(self._model))
+
+    def forward(
+        self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeRow], token_ids: mx.array
+    ) -> mx.array | None:
         """See ModelRunner."""
-        if row in self._rows:
-            raise PlanError(f"row {row} is taken")
-        self._rows[row] = _Row(make_prompt_cache(self._model))
+        self._fed = []
+        for chunk in prefills:
+            row = self._row_at(chunk.row, chunk.start)
+            self._feed(row, mx.array(list(chunk.token_ids)))
+            mx.eval(cache_arrays(row.cache))
+        logits = [
+            self._feed(self._row_at(decode.row, decode.start), token_ids[index : index + 1])[:, -1]
+            for index, decode in enumerate(decodes)
+        ]
+        return mx.concatenate(logits) if logits else None
 
-    def release(self, row: int) -> None:
-        """See ModelRunner."""
-        if self._rows.pop(row, None) is None:
-            raise PlanError(f"row {row} is not taken")
-        self._decoded = []
-
-    def reserve(self, rows: int, length: int) -> None:
-        """Nothing to do: each row's cache grows when it is written, and goes with its row."""
-
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """See ModelRunner."""
-        row = self._row_at(chunk.row, chunk.start)
-        self._feed(row, chunk.token_ids)
-        mx.eval(cache_arrays(row.cache))
-
-    def decode(self, decodes: Sequence[DecodeRow]) -> mx.array:
-        """See ModelRunner."""
-        self._decoded = [self._row_at(decode.row, decode.start) for decode in decodes]
-        fed = zip(self._decoded, decodes, strict=True)
-        return mx.concatenate([self._feed(row, [decode.token_id])[:, -1] for row, decode in fed])
-
-    def drop_blocks(self, block_ids: Sequence[BlockId]) -> None:
-        """Raises PlanError when there is any: caches of rows cannot be cut at any token."""
-        if block_ids:
-            raise PlanError(f"blocks {block_ids} were never stored")
-
-    def save_blocks(self, saves: Sequence[BlockSave]) -> None:
-        """Raises PlanError when there is any, see `drop_blocks`."""
-        if saves:
-            raise PlanError(f"blocks {[save.block_id for save in saves]} cannot be stored")
-
-    def restore_blocks(self, restore: BlockRestore) -> None:
-        """Raises PlanError, see `drop_blocks`."""
-        raise PlanError(f"blocks {restore.block_ids} were never stored")
+    def read_block(self, block_id: BlockId) -> BlockData:
+        """Raises PlanError: none is stored."""
+        raise PlanError(f"block {block_id} was never stored")
 
     def written_arrays(self) -> list[mx.array]:
         """See ModelRunner."""
-        return [array for row in self._decoded for array in cache_arrays(row.cache)]
+        return [array for row in self._fed for array in cache_arrays(row.cache)]
 
-    def _feed(self, row: _Row, token_ids: Sequence[int]) -> mx.array:
-        logits = self._model(mx.array([list(token_ids)]), cache=row.cache)
-        row.cached_tokens += len(token_ids)
+    def _feed(self, row: _Row, token_ids: mx.array) -> mx.array:
+        logits = self._model(token_ids[None], cache=row.cache)
+        row.cached_tokens += token_ids.size
+        self._fed.append(row)
         return logits
 
     def _row_at(self, number: int, start: int) -> _Row:
@@ -89,5 +83,5 @@ class RowRunner:
 
     def check_invariants(self) -> None:
         """Asserts that no released row is remembered."""
-        assert all(row in self._rows.values() for row in self._decoded)
+        assert all(row in self._rows.values() for row in self._fed)
         assert all(row.cached_tokens >= 0 for row in self._rows.values())

@@ -1,9 +1,10 @@
-"""Does the slot runner compute for this model what mlx-lm computes? Asked once, when the model is loaded.
+"""Does the slot runner compute for this model what mlx-lm computes? Asked when the model is loaded, level by level.
 
 Slots rely on what a model's code happens to do with its cache. Most that do not fit raise; some are silently wrong
-(afm7 in mlx-lm 0.32.2: relative error 0.15, no exception). So sequences of random tokens are run through the slots in
-chunks, staggered, beside rows that idle and with a row used again, and the logits compared with those that mlx-lm's
-own caches give. Where layers have windows, one sequence is longer than they are, unless they are very long.
+(afm7 in mlx-lm 0.32.2: relative error 0.15, no exception). So sequences of random tokens are run through slots of
+small pools: in chunks, beside rows that idle or decode, in several pools at once, with gaps, moved from pool to pool,
+copied from each other, with a slot used again. Their logits are compared with those that mlx-lm's own caches give.
+Where layers have windows, one sequence is longer than they are, unless they are very long.
 """
 
 import random
@@ -11,11 +12,11 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from engine_core.device import DecodeRow, PrefillChunk
-from engine_core.kv_budget import round_kv_length
+from engine_core.device import Admission, DecodeRow, PrefillChunk, RowCopy, RowMove, Slot, StepPlan
 from engine_core.mlx_lm_adapter import cache_arrays, make_prompt_cache
 from engine_core.model_runner import LanguageModel, ModelRunner
 from engine_core.slot_layout import CacheLayout, shortest_window
+from protocol.sampling import SamplingParams
 
 TOLERANCES = {mx.float32: 1e-3, mx.float16: 2e-2, mx.bfloat16: 5e-2}
 """Largest difference allowed, relative to the largest logit. Measured noise in float32: up to 7e-6."""
@@ -26,10 +27,17 @@ the models coverage test fills short ones of every architecture.)"""
 _LENGTH = 24
 """Tokens of a test sequence, but for what fills a window."""
 _CHUNK = 256
-_ROWS = 3
+_SMALL, _MIDDLE = 32, 64
+"""Slot lengths of the first two pools; a third one holds what fills a window."""
+TEST_ROWS = 5
 
 _REFUSALS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """What a model's code raises when it meets a cache that it was not written for."""
+
+
+def pool_lengths_to_test(filling: int) -> tuple[int, ...]:
+    """Of the pools that the runner to be tested must have; `filling` as in `find_fault`."""
+    return (_SMALL, _MIDDLE, filling + _MIDDLE)
 
 
 class _Sequence:
@@ -62,12 +70,35 @@ class _Sequence:
         return difference
 
 
+class _Trial:
+    """Runs plans, and keeps the logits of their decode rows."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._pool_slots: Sequence[int] = (0, 0, 0)
+
+    def prepare(self, pool_slots: Sequence[int] | None = None, **orders: Sequence[object]) -> None:
+        self._pool_slots = self._pool_slots if pool_slots is None else pool_slots
+        self.runner.prepare(StepPlan(pool_slots=self._pool_slots, **orders))  # type: ignore[arg-type]
+
+    def feed(self, chunks: Sequence[PrefillChunk], decoding: Sequence[_Sequence] = ()) -> None:
+        decodes = [sequence.take_decode() for sequence in decoding]
+        token_ids = mx.array([decode.token_id or 0 for decode in decodes], mx.uint32)
+        logits = self.runner.forward(chunks, decodes, token_ids)
+        mx.eval(self.runner.written_arrays(), [] if logits is None else logits)
+        for index, sequence in enumerate(decoding):
+            assert logits is not None
+            sequence.results[sequence.fed - 1] = logits[index : index + 1]
+
+
 def find_fault(
     model: LanguageModel, runner: ModelRunner, vocab_size: int, logits_dtype: mx.Dtype, filling: int = 0
 ) -> str | None:
-    """Why `runner` must not be used for the model, or None when it gives the right logits and has no row taken.
+    """Why the level of `runner` must not be used for the model, or None when it gives the right logits.
 
-    `filling` is how many tokens one of the test sequences has before the tested ones (`window_to_fill`).
+    `runner` has the pools of `pool_lengths_to_test`, and TEST_ROWS rows at least; it holds no row when it is right, and
+    is not to be used again when it is not. `filling` is how many tokens one of the test sequences has before the tested
+    ones (`window_to_fill`).
     """
     try:
         difference = _largest_difference(model, runner, vocab_size, filling)
@@ -79,56 +110,59 @@ def find_fault(
     return f"logits differ by {difference:.2g} of the largest one (tolerance {tolerance:.2g})"
 
 
-def window_to_fill(layouts: Sequence[CacheLayout], capacity_tokens: int) -> int:
-    """The shortest window of the layers; 0 when there is none, or when the test must not or cannot fill it."""
+def window_to_fill(layouts: Sequence[CacheLayout]) -> int:
+    """The shortest window of the layers; 0 when there is none, or when it is too long for a test."""
     window = shortest_window(layouts) or 0
-    fits = _ROWS * round_kv_length(window + _LENGTH) <= capacity_tokens
-    return window if fits and window <= LONGEST_WINDOW else 0
+    return window if window <= LONGEST_WINDOW else 0
 
 
 def _largest_difference(model: LanguageModel, runner: ModelRunner, vocab_size: int, filling: int) -> float:
     draw = random.Random(20)
     sequences = [
         _Sequence(row, [draw.randrange(vocab_size) for _ in range(length)])
-        for row, length in ((2, filling + _LENGTH), (0, _LENGTH), (1, _LENGTH), (2, _LENGTH))
+        for row, length in ((2, filling + _LENGTH), (0, _LENGTH), (1, _LENGTH), (2, _LENGTH), (4, _LENGTH))
     ]
-    _run(runner, sequences, filling)
-    runner.reserve(0, 0)
+    sequences[4].token_ids[:6] = sequences[1].token_ids[:6]
+    _run(_Trial(runner), sequences, filling)
     differences = [sequence.relative_difference(model) for sequence in sequences]
     return max(differences) if all(difference == difference for difference in differences) else float("nan")
 
 
-def _run(runner: ModelRunner, sequences: Sequence[_Sequence], filling: int) -> None:
-    """`first` runs alone, beside rows that are empty, that are being prefilled and that decode; the last one takes
-    its row when it ended. Who idles between two rows that decode goes on afterwards."""
-    first, second, third, last = sequences
-    runner.admit(first.row)
-    runner.reserve(_ROWS, filling + _LENGTH)
+def _run(trial: _Trial, sequences: Sequence[_Sequence], filling: int) -> None:
+    """`first` fills the window, and leaves; `last` takes its row. `copied` begins with what `second` has."""
+    first, second, third, last, copied = sequences
+    trial.prepare((2, 0, 1), admissions=[_admission(first, Slot(2, 0))])
     for start in range(0, filling, _CHUNK):
-        runner.prefill(first.take_chunk(min(_CHUNK, filling - start)))
-    runner.prefill(first.take_chunk(5))
-    runner.prefill(first.take_chunk(3))
-    _decode(runner, [first])
-    runner.admit(second.row)
-    runner.prefill(second.take_chunk(4))
-    _decode(runner, [first])
-    runner.prefill(second.take_chunk(1))
-    for _ in range(3):
-        _decode(runner, [second, first])
-    runner.admit(third.row)
-    runner.prefill(third.take_chunk(3))
-    for group in ([second, first], [first, third, second], [second, first], [third]):
-        _decode(runner, group)
-    runner.release(first.row)
-    runner.admit(last.row)
-    for group in ([second, last], [last], [last, third, second]):
-        _decode(runner, group)
-    for sequence in (second, third, last):
-        runner.release(sequence.row)
+        trial.feed([first.take_chunk(min(_CHUNK, filling - start))])
+    trial.feed([first.take_chunk(5)])
+    trial.feed([first.take_chunk(3)], [first])
+    trial.prepare(admissions=[_admission(second, Slot(0, 1))])
+    trial.feed([second.take_chunk(4)], [first])
+    trial.feed([second.take_chunk(3)], [second, first])
+    trial.prepare((6, 0, 1), admissions=[_admission(third, Slot(0, 3))])
+    _copy(trial, second, copied, 6)
+    trial.feed([third.take_chunk(3)], [copied, second, first])
+    trial.feed([], [third, second, copied, first])
+    trial.prepare((6, 2, 1), moves=[RowMove(second.row, Slot(1, 1)), RowMove(copied.row, Slot(0, 1))])
+    trial.feed([third.take_chunk(4)], [second, first, copied])
+    trial.feed([], [copied, third])
+    trial.prepare((4, 2, 0), releases=[first.row], admissions=[_admission(last, Slot(1, 0))])
+    trial.feed([last.take_chunk(2)], [second, copied])
+    for group in ([second, last], [last], [last, third, second, copied]):
+        trial.feed([], group)
+    trial.prepare((0, 0, 0), releases=[sequence.row for sequence in (second, third, last, copied)])
 
 
-def _decode(runner: ModelRunner, sequences: Sequence[_Sequence]) -> None:
-    logits = runner.decode([sequence.take_decode() for sequence in sequences])
-    mx.eval(logits, runner.written_arrays())
-    for index, sequence in enumerate(sequences):
-        sequence.results[sequence.fed - 1] = logits[index : index + 1]
+def _copy(trial: _Trial, source: _Sequence, target: _Sequence, tokens: int) -> None:
+    """`target` joins in the slot after next; where rows cannot be copied it is fed instead."""
+    admissions = [_admission(target, Slot(0, 5))]
+    if trial.runner.stores_blocks:
+        trial.prepare(admissions=admissions, copies=[RowCopy(source.row, target.row, tokens)])
+        target.fed = tokens
+    else:
+        trial.prepare(admissions=admissions)
+        trial.feed([target.take_chunk(tokens)])
+
+
+def _admission(sequence: _Sequence, slot: Slot) -> Admission:
+    return Admission(sequence.row, slot, (), (), SamplingParams(max_tokens=1))

@@ -38,7 +38,8 @@ class IllegalMove(AssertionError):
 class Sequence:
     """Changed by the scheduler only, and only through these methods.
 
-    Of its `num_tokens` known tokens the first `num_computed` are in the KV cache. All but the last known one are
+    Its tokens are the prompt, the output, and at the end those that planned steps sample and that are not known yet.
+    The first `num_computed` of them are in the KV cache when all planned steps have run. All but the last one are
     prefilled; the last one is fed as a decode row, which yields the next.
     """
 
@@ -58,7 +59,7 @@ class Sequence:
         num_prompt_tokens = len(prompt) - request.num_output_tokens
         self.request = request
         self.prompt = prompt[:num_prompt_tokens]
-        self.output: list[int] = list(prompt[num_prompt_tokens:])
+        self.output = prompt[num_prompt_tokens:].tolist()
         self.num_computed = 0
         self.row = -1
         """Row of the KV cache while running, else -1."""
@@ -67,10 +68,13 @@ class Sequence:
         self.due = due
         """When so many tokens have been admitted, it is overdue: while it waits, none of its client that came later
         goes before it any more; while it is prefilled, none that became overdue later."""
+        self.stay = 0
+        """Counts its stays in a row: what was planned in an earlier one is of no interest any more."""
         self.most_kv_tokens = min(num_prompt_tokens + request.sampling.max_tokens, max_model_len) - 1
         """Most tokens of it that the KV cache will ever hold: the last sampled one is never fed."""
         self.cached_tokens: int | None = None
         """Prompt tokens that were found stored when it was first admitted; None before that, or without a chain."""
+        self._num_unknown = 0
         self._chain = list(chain)
         self._blocks_taken = 0
         self._status = Status.WAITING
@@ -92,9 +96,31 @@ class Sequence:
         return len(self.prompt) + len(self.output)
 
     @property
+    def length(self) -> int:
+        """All its tokens: known ones and those that planned steps sample."""
+        return self.num_tokens + self._num_unknown
+
+    @property
     def prefill_left(self) -> int:
         """Tokens to prefill before it can decode."""
-        return self.num_tokens - 1 - self.num_computed
+        return self.length - 1 - self.num_computed
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """Whether the planned steps bring it to its greatest length: it ends with their results at the latest."""
+        return self.length > self.most_kv_tokens
+
+    @property
+    def last_token(self) -> int | None:
+        """The one that is to be fed next; None when it is not known yet."""
+        if self._num_unknown:
+            return None
+        return self.output[-1] if self.output else self.prompt[-1]
+
+    @property
+    def output_position(self) -> int:
+        """Of the token that would be sampled next."""
+        return len(self.output) + self._num_unknown
 
     @property
     def chain(self) -> Tokens[BlockHash]:
@@ -106,7 +132,7 @@ class Sequence:
 
     def take_complete_blocks(self) -> range:
         """Places in the chain of the blocks that were computed since this was last asked."""
-        first, self._blocks_taken = self._blocks_taken, self.num_computed // BLOCK_TOKENS
+        first, self._blocks_taken = self._blocks_taken, min(self.num_computed, self.num_tokens) // BLOCK_TOKENS
         return range(first + 1, self._blocks_taken + 1) if self._chain else range(0)
 
     def tokens(self, start: int, count: int) -> Tokens[int]:
@@ -120,10 +146,11 @@ class Sequence:
         """It gets an empty row. From now on `due` counts."""
         self._move(Status.RUNNING)
         self.row = row
+        self.stay += 1
         self.due = due
 
     def restored(self, count: int) -> None:
-        """The first `count` tokens, whole blocks, are in its row: they were stored."""
+        """The first `count` tokens are copied to its row: they were stored, or another row has them."""
         assert self._status is Status.RUNNING and self.num_computed == 0 and count <= self.prefill_left, self
         self.num_computed = count
         self._blocks_taken = count // BLOCK_TOKENS
@@ -131,25 +158,30 @@ class Sequence:
             self.cached_tokens = count
 
     def preempt(self) -> None:
-        """It loses its row and what was computed there."""
+        """It loses its row and what was computed there, and what planned steps sample there: that is drawn anew."""
         self._move(Status.PREEMPTED)
         self.row = -1
+        self.stay += 1
         self.num_computed = 0
+        self._num_unknown = 0
 
     def finish(self) -> None:
         """It ended, for whatever reason."""
         self._move(Status.FINISHED)
         self.row = -1
+        self.stay += 1
 
-    def prefilled(self, count: int) -> None:
-        """The next `count` tokens are in the KV cache now."""
-        assert 0 < count <= self.prefill_left, self
-        self.num_computed += count
+    def planned(self, prefill_tokens: int, *, decodes: bool) -> None:
+        """A step will compute so many tokens more; if it `decodes`, then the last one too, and sample the next."""
+        assert 0 <= prefill_tokens <= self.prefill_left, self
+        assert not decodes or (prefill_tokens == self.prefill_left and not self.is_at_its_end), self
+        self.num_computed += prefill_tokens + decodes
+        self._num_unknown += decodes
 
-    def decoded(self, token_id: int) -> None:
-        """The last known token is in the KV cache now, and `token_id` was sampled after it."""
-        assert self.prefill_left == 0, self
-        self.num_computed += 1
+    def sampled(self, token_id: int) -> None:
+        """The oldest of the tokens that were not known is this one."""
+        assert self._num_unknown, self
+        self._num_unknown -= 1
         self.output.append(token_id)
 
     def _move(self, status: Status) -> None:
@@ -161,6 +193,6 @@ class Sequence:
 
     def __repr__(self) -> str:
         return (
-            f"<Sequence {self.key.request_id}/{self.key.attempt} {self._status.name} row {self.row}: "
-            f"{self.num_computed} computed of {len(self.prompt)} + {len(self.output)}>"
+            f"<Sequence {self.key.request_id}/{self.key.attempt} {self._status.name} stay {self.stay} row {self.row}: "
+            f"{self.num_computed} computed of {len(self.prompt)} + {len(self.output)} + {self._num_unknown}>"
         )

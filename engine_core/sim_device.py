@@ -9,9 +9,24 @@ import threading
 import time
 import zlib
 from array import array
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
 
 from engine_core.config import EngineCoreConfig
-from engine_core.device import Admission, DecodeRow, OnProgress, OpenedModel, StepPlan
+from engine_core.device import (
+    Admission,
+    BlockData,
+    BlockId,
+    BlockPart,
+    DecodeRow,
+    OnProgress,
+    OpenedModel,
+    StepPlan,
+    StepResult,
+)
+from engine_core.pool_lengths import SHORTEST_SLOT, pool_lengths
 from engine_core.sim_card import IM_END, sim_card
 from engine_core.sim_options import SimOptions, parse_sim_options
 from protocol.prefix_hash import BLOCK_TOKENS
@@ -29,54 +44,81 @@ def open_sim_device(config: EngineCoreConfig, on_progress: OnProgress) -> Opened
     options = parse_sim_options(config.model)
     for part in range(_LOADING_PARTS):
         on_progress(part / _LOADING_PARTS, "simulated weights")
-        time.sleep(options.load_s / _LOADING_PARTS)  # this is the simulated work, as in SimDevice.run
+        time.sleep(options.load_s / _LOADING_PARTS)  # this is the simulated work, as in SimDevice.collect
     name = config.served_model_name or "sim"
     return OpenedModel(SimDevice(options), sim_card(name, options.max_model_len, options.vocab_size))
 
 
+class _Step(msgspec.Struct, frozen=True):
+    """A step that was submitted."""
+
+    ends_s: float
+    """In the clock of time.monotonic."""
+    elapsed_s: float
+    token_ids: list[int]
+    hangs: bool
+
+
 class SimDevice:
-    """See engine_core.device.Device."""
+    """See engine_core.device.Device. What a step samples is known at once; it is told when its time is over."""
+
+    block_parts: Sequence[BlockPart] = ()
 
     def __init__(self, options: SimOptions) -> None:
         self.kv_capacity_tokens = options.kv_capacity_tokens
+        longest = options.kv_capacity_tokens // SHORTEST_SLOT * SHORTEST_SLOT + 1
+        self.pool_lengths: Sequence[int] = pool_lengths(min(options.max_model_len, longest))
         self.prefix_block_tokens = BLOCK_TOKENS
+        self.lookahead = options.lookahead
         self._options = options
         self._rows: dict[int, tuple[Admission, int]] = {}
         """By row: what was admitted there, and the key of its draws."""
-        self._steps = 0
+        self._in_flight: deque[_Step] = deque()
+        self._free_s = 0.0
+        """When the last step that was submitted ends."""
+        self._computed_steps = 0
 
-    def run(self, plan: StepPlan) -> list[int]:
-        """Waits for the step's time. Raises SimulatedFailure when asked to."""
+    def submit(self, plan: StepPlan) -> None:
+        """Raises SimulatedFailure when asked to."""
         for row in plan.releases:
             del self._rows[row]
         for admission in plan.admissions:
             self._rows[admission.row] = (admission, _draw_key(admission))
-        self._copy_blocks(plan)
-        if plan.prefills or plan.decodes:
-            self._compute(plan)
-        return [self._sample(decode) for decode in plan.decodes]
+        computes = bool(plan.prefills or plan.decodes)
+        self._computed_steps += computes
+        if computes and self._computed_steps == self._options.fail_at_step:
+            raise SimulatedFailure(f"step {self._computed_steps} fails, as asked")
+        self._fail_of_poison(plan)
+        elapsed_s = self._step_s(plan)
+        self._free_s = max(self._free_s, time.monotonic()) + elapsed_s
+        hangs = computes and self._computed_steps == self._options.hang_at_step
+        sampled = [self._sample(decode) for decode in plan.decodes]
+        self._in_flight.append(_Step(self._free_s, elapsed_s, sampled, hangs))
+
+    def collect(self) -> StepResult:
+        """Waits for the end of the step's time, or for ever when asked to."""
+        step = self._in_flight.popleft()
+        if step.hangs:
+            threading.Event().wait()
+        time.sleep(max(0.0, step.ends_s - time.monotonic()))
+        return StepResult(step.token_ids, step.elapsed_s)
+
+    def read_block(self, block_id: BlockId) -> BlockData:
+        """Blocks have no parts here."""
+        return []
 
     def close(self) -> None:
         """Forgets the rows."""
         self._rows.clear()
 
-    def _copy_blocks(self, plan: StepPlan) -> None:
-        blocks = len(plan.saves) + sum(len(restore.block_ids) for restore in plan.restores)
-        if blocks:
-            time.sleep(blocks * BLOCK_TOKENS * self._options.restore_ms_per_token / 1_000)
-
-    def _compute(self, plan: StepPlan) -> None:
-        self._steps += 1
-        if self._steps == self._options.fail_at_step:
-            raise SimulatedFailure(f"step {self._steps} fails, as asked")
-        if self._steps == self._options.hang_at_step:
-            threading.Event().wait()
-        self._fail_of_poison(plan)
+    def _step_s(self, plan: StepPlan) -> float:
+        copied = len(plan.saves) * BLOCK_TOKENS
+        copied += sum(restore.tokens for restore in plan.restores) + sum(copy.tokens for copy in plan.copies)
         prefilled = sum(len(chunk.token_ids) for chunk in plan.prefills)
-        milliseconds = prefilled * self._options.prefill_ms_per_token
+        milliseconds = copied * self._options.restore_ms_per_token + prefilled * self._options.prefill_ms_per_token
         if plan.decodes:
             milliseconds += self._options.decode_ms + len(plan.decodes) * self._options.decode_ms_per_row
-        time.sleep(milliseconds / 1_000)
+        return milliseconds / 1_000
 
     def _fail_of_poison(self, plan: StepPlan) -> None:
         rows = {chunk.row for chunk in plan.prefills} | {decode.row for decode in plan.decodes}

@@ -28,6 +28,8 @@ class SimOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     vocab_size: Annotated[int, Meta(ge=259)] = 259
     """At least the tokenizer's: 256 bytes and 3 special tokens."""
     kv_capacity_tokens: Annotated[int, Meta(ge=256)] = 64 * 8_192
+    lookahead: bool = False
+    """Whether the engine core plans a step ahead unless it is told otherwise."""
     eos_after: Annotated[int, Meta(ge=0)] | None = None
     """The end-of-sequence token is drawn after so many tokens; by default never."""
     fail_at_step: StepNumber | None = None

@@ -13,10 +13,12 @@ class SimulatedRequest(msgspec.Struct, frozen=True):
     output_tokens: int
     group: str
     client: int = 0
+    follows: int | None = None
+    """It arrives when the request with this place in the workload has ended, whatever `arrival_s` says."""
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Requests by arrival."""
+    """Requests, those that follow none by arrival."""
 
     name: str
     requests: list[SimulatedRequest]
@@ -24,7 +26,7 @@ class Workload(msgspec.Struct, frozen=True):
 
 def workloads() -> list[Workload]:
     """All of them. Drawn with fixed seeds."""
-    return [chat(), mixed(), join(), burst(), flood()]
+    return [chat(), mixed(), join(), burst(), flood(), closed_loop(8), closed_loop(16), closed_loop(32)]
 
 
 def chat() -> Workload:
@@ -61,6 +63,16 @@ def flood() -> Workload:
     requests = [SimulatedRequest(0.0, 200, 40, "flood") for _ in range(100)]
     requests += [SimulatedRequest(float(at), 200, 40, "other", client=1) for at in range(1, 41, 2)]
     return Workload("one client floods", requests)
+
+
+def closed_loop(clients: int, requests_each: int = 5) -> Workload:
+    """Each client sends its next request when the one before has ended; all begin at once."""
+    draw = random.Random(clients)
+    requests = [
+        SimulatedRequest(0.0, draw.randint(40, 128), 48, "closed", follows=None if place < clients else place - clients)
+        for place in range(clients * requests_each)
+    ]
+    return Workload(f"{clients} in closed loop", requests)
 
 
 def _arrivals(draw: random.Random, per_s: float, until_s: float) -> list[float]:

@@ -1,48 +1,25 @@
-"""The memory of the slot runner: buffers with a row for each sequence, and nothing else.
+"""The memory that keys and values are in: pools of slots, and nothing else.
 
-A layer with attention has two, [rows, heads, length + 1, dim]; the one position more than asked takes the write of a
-row that is full and runs only as a dummy. A recurrent layer has one [rows, ...] for each array of its state.
+A pool has slots of one length. Each layer has two arrays there, [slots, heads, length + 1, dim]; the one position more
+takes the write of a full row that only runs along as a dummy (slot_views). Few large arrays: Metal has a limit of
+499,000.
 
 MLX writes into a buffer in place only while nobody else refers to it: a slice that is kept alive turns each write
-into a copy of the whole buffer (24 ms and 50 MB instead of 0.05 ms for one of 50 MB). So no slice of a buffer is
-ever stored; a forward's views (slot_views) live as long as the forward is traced.
+into a copy of the whole buffer (24 ms and 50 MB instead of 0.05 ms for one of 50 MB), and so does a read of what it
+was before, when both are evaluated together. So no slice of a buffer is ever stored, views (slot_views, ragged_views)
+live as long as a forward is traced, and what is copied from slot to slot is evaluated at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
-from engine_core.slot_layout import CacheLayout, LayerLayout, StateLayout, flat_layouts
-from engine_core.slot_shape import SlotShape
+from engine_core.device import Slot
+from engine_core.slot_layout import CacheLayout, LayerLayout, flat_layouts
 
-
-class LayerBuffers:
-    """Keys and values of one layer; views write into them in place."""
-
-    def __init__(self, layout: LayerLayout, shape: SlotShape) -> None:
-        positions = shape.length + 1
-        self.window = layout.window
-        self.keys = mx.zeros((shape.rows, layout.heads, positions, layout.key_dim), layout.key_dtype)
-        self.values = mx.zeros((shape.rows, layout.heads, positions, layout.value_dim), layout.value_dtype)
-
-    def resize(self, layout: LayerLayout, shape: SlotShape) -> None:
-        """Copies what fits into buffers of another shape; old and new exist together for one buffer at a time."""
-        positions = shape.length + 1
-        self.keys = _resized(self.keys, (shape.rows, layout.heads, positions, layout.key_dim))
-        mx.eval(self.keys)
-        self.values = _resized(self.values, (shape.rows, layout.heads, positions, layout.value_dim))
-        mx.eval(self.values)
-
-
-def _resized(old: mx.array, shape: tuple[int, int, int, int]) -> mx.array:
-    rows, positions = min(old.shape[0], shape[0]), min(old.shape[2], shape[2])
-    kept = old[:rows, :, :positions]
-    if kept.shape == shape:
-        return copied(kept)
-    new = mx.zeros(shape, old.dtype)
-    if new.size:
-        new[:rows, :, :positions] = kept
-    return new
+COPIED_AT_ONCE_BYTES = 32 * 1024 * 1024
+"""At most so much (or the keys or values of one layer) of a row is there a third time while it is copied; each
+evaluation waits for the device."""
 
 
 def copied(part: mx.array) -> mx.array:
@@ -55,92 +32,117 @@ def copied(part: mx.array) -> mx.array:
     return (part * 1).astype(part.dtype)
 
 
-class StateBuffers:
-    """The state of one recurrent layer, all rows."""
+class LayerBuffers:
+    """Keys and values of one layer in one pool; views write into them in place."""
 
-    def __init__(self, layout: StateLayout, rows: int) -> None:
-        self.arrays = [None if a is None else mx.zeros((rows, *a.shape), a.dtype) for a in layout.arrays]
+    def __init__(self, layout: LayerLayout, slots: int, length: int) -> None:
+        self.keys = mx.zeros((slots, layout.heads, length + 1, layout.key_dim), layout.key_dtype)
+        self.values = mx.zeros((slots, layout.heads, length + 1, layout.value_dim), layout.value_dtype)
 
-    def resize(self, rows: int) -> None:
-        """Keeps the rows that fit; old and new exist together for one array at a time."""
-        for index, old in enumerate(self.arrays):
-            if old is not None and old.shape[0] != rows:
-                if rows < old.shape[0]:
-                    new = copied(old[:rows])
-                else:
-                    new = mx.zeros((rows, *old.shape[1:]), old.dtype)
-                    new[: old.shape[0]] = old
-                mx.eval(new)
-                self.arrays[index] = new
-
-    def read(self, rows: slice, start: int | None = None) -> list[mx.array | None]:
-        """The state of these rows, for a forward that is being traced; none at all at the start of a sequence, 0."""
-        return [None if array is None or start == 0 else array[rows] for array in self.arrays]
-
-    def store(self, rows: slice, states: Sequence[mx.array | None], changed: mx.array | None = None) -> None:
-        """The state of these rows after a forward, not evaluated; with `changed`, bool [rows], of those alone.
-
-        A state that covers all rows takes the buffer's place: written into it, it would have to wait for its readers.
-        """
-        for index, (buffer, state) in enumerate(zip(self.arrays, states, strict=True)):
-            if buffer is None or state is None:
-                assert buffer is None and state is None, "a model's state has the arrays that it had when traced"
-                continue
-            if changed is not None:
-                state = mx.where(changed.reshape(-1, *[1] * (state.ndim - 1)), state, buffer[rows])
-            if state.shape == buffer.shape:
-                self.arrays[index] = mx.contiguous(state.astype(buffer.dtype))  # not as the end of a long chunk's array
-            else:
-                buffer[rows] = state
+    def resize(self, slots: int) -> None:
+        """Keeps the slots that fit; old and new exist together for one array at a time."""
+        self.keys = _resized(self.keys, slots)
+        mx.eval(self.keys)
+        self.values = _resized(self.values, slots)
+        mx.eval(self.values)
 
 
-class SlotBuffers:
-    """Owner of all buffers; empty until the first `resize`."""
+def _resized(old: mx.array, slots: int) -> mx.array:
+    if slots <= old.shape[0]:
+        return copied(old[:slots])
+    new = mx.zeros((slots, *old.shape[1:]), old.dtype)
+    if new.size:
+        new[: old.shape[0]] = old
+    return new
 
-    def __init__(self, layouts: Sequence[CacheLayout]) -> None:
-        flat = list(flat_layouts(layouts))
-        self._layer_layouts = [layout for layout in flat if isinstance(layout, LayerLayout)]
-        self._state_layouts = [layout for layout in flat if isinstance(layout, StateLayout)]
-        self.shape = SlotShape()
+
+class Pool:
+    """The slots of one length; no memory while there is none."""
+
+    def __init__(self, layouts: Sequence[LayerLayout], length: int) -> None:
+        self.length = length
+        self.slots = 0
         self.layers: list[LayerBuffers] = []
-        """In the order of the layouts, nesting left out; so are the states."""
-        self.states: list[StateBuffers] = []
+        """One for each layout, while there are slots."""
+        self._layouts = layouts
 
-    def resize(self, shape: SlotShape) -> None:
-        """Gives all buffers this shape, layer by layer; an empty shape frees them."""
-        if shape == self.shape:
-            return
-        if shape.tokens == 0:
-            self.layers, self.states = [], []
-        elif self.shape.tokens == 0:
-            self.layers = [LayerBuffers(layout, shape) for layout in self._layer_layouts]
-            self.states = [StateBuffers(layout, shape.rows) for layout in self._state_layouts]
-            mx.eval(self.arrays())
+    def resize(self, slots: int) -> None:
+        """So many slots from now on; those that stay keep what they hold."""
+        if slots == 0:
+            self.layers = []
+        elif self.slots == 0:
+            self.layers = [LayerBuffers(layout, slots, self.length) for layout in self._layouts]
+            mx.eval(self.planes())
         else:
-            for layer, layout in zip(self.layers, self._layer_layouts, strict=True):
-                layer.resize(layout, shape)
-            for state in self.states:
-                state.resize(shape.rows)
-        self.shape = shape
-        mx.clear_cache()  # buffers of the old shape will not be asked for again
-
-    def arrays(self) -> list[mx.array]:
-        """All buffers. For evaluation at once: who keeps one of these makes each later write a copy."""
-        return self.planes() + self.state_arrays()
+            for layer in self.layers:
+                layer.resize(slots)
+        self.slots = slots
 
     def planes(self) -> list[mx.array]:
-        """Keys and values of all layers, but for those of no size. The same care as with `arrays`."""
+        """Keys and values of all layers, but for those of no size. Never to be kept: each later write were a copy."""
         return [array for layer in self.layers for array in (layer.keys, layer.values) if array.size]
 
-    def state_arrays(self) -> list[mx.array]:
-        """The buffers of recurrent layers."""
-        return [array for state in self.states for array in state.arrays if array is not None]
+
+class SlotPools:
+    """Owner of all pools."""
+
+    def __init__(self, layouts: Sequence[CacheLayout], pool_lengths: Sequence[int]) -> None:
+        layers = [layout for layout in flat_layouts(layouts) if isinstance(layout, LayerLayout)]
+        self.windows = [layout.window for layout in layers]
+        self.pools = [Pool(layers, length) for length in pool_lengths]
+
+    def resize(self, pool_slots: Sequence[int]) -> None:
+        """So many slots in each pool from now on."""
+        changed = [(pool, slots) for pool, slots in zip(self.pools, pool_slots, strict=True) if pool.slots != slots]
+        for pool, slots in sorted(changed, key=lambda pair: pair[1] - pair[0].slots):  # who shrinks makes room
+            pool.resize(slots)
+        if changed:
+            mx.clear_cache()  # buffers of the old shape will not be asked for again
+
+    def copy(self, source: Slot, target: Slot, tokens: int) -> None:
+        """Copies the first tokens of one slot to the start of another, and evaluates it."""
+        if source.pool == target.pool:
+            self._copy_within(self.pools[source.pool], source.index, target.index, tokens)
+            return
+        written: list[mx.array] = []
+        planes = zip(self.pools[source.pool].planes(), self.pools[target.pool].planes(), strict=True)
+        for read, buffer in planes:
+            buffer[target.index, :, :tokens] = read[source.index, :, :tokens]
+            written.append(buffer)
+        mx.eval(written)
+
+    @staticmethod
+    def _copy_within(pool: Pool, source: int, target: int, tokens: int) -> None:
+        """By way of memory of its own: what is read must be done before the same buffer is written."""
+        for planes in _batches(pool.planes(), tokens):
+            parts = [copied(plane[source, :, :tokens]) for plane in planes]
+            mx.eval(parts)
+            for plane, part in zip(planes, parts, strict=True):
+                plane[target, :, :tokens] = part
+            mx.eval(planes)
+
+    def arrays(self) -> list[mx.array]:
+        """All buffers, for evaluation at once. Never to be kept."""
+        return [plane for pool in self.pools for plane in pool.planes()]
 
     def check_invariants(self) -> None:
         """Asserts that all buffers have the stated shape."""
-        assert len(self.layers) == (len(self._layer_layouts) if self.shape.tokens else 0)
-        assert len(self.states) == (len(self._state_layouts) if self.shape.tokens else 0)
-        for layer in self.layers:
-            for array in (layer.keys, layer.values):
-                assert (array.shape[0], array.shape[2]) == (self.shape.rows, self.shape.length + 1)
-        assert all(array.shape[0] == self.shape.rows for array in self.state_arrays())
+        for pool in self.pools:
+            assert len(pool.layers) == (len(self.windows) if pool.slots else 0)
+            for layer in pool.layers:
+                for array in (layer.keys, layer.values):
+                    assert (array.shape[0], array.shape[2]) == (pool.slots, pool.length + 1)
+
+
+def _batches(planes: Sequence[mx.array], tokens: int) -> Iterator[list[mx.array]]:
+    """Planes in batches of at most COPIED_AT_ONCE_BYTES of a row, or of one plane."""
+    batch, batch_bytes = list[mx.array](), 0
+    for plane in planes:
+        row_bytes = plane.shape[1] * tokens * plane.shape[3] * plane.itemsize
+        if batch and batch_bytes + row_bytes > COPIED_AT_ONCE_BYTES:
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(plane)
+        batch_bytes += row_bytes
+    if batch:
+        yield batch

@@ -1,9 +1,15 @@
 """Batched model runner: attention with or without windows, recurrent and convolutional layers.
 
-Each sequence has a row (slot) of shared buffers. Decoding is one forward over a range of rows, each at its own
-position; prefill is a forward over a view of one row. To join or to leave moves no data. Rows in the range that do
-not decode in this step run as dummies: they feed token 0 at their own next free position, which the next real
-token of that row overwrites, and attend only to their own row; their recurrent state stays as it was.
+The KV of each row is in a slot of a pool (slot_buffers). To join or to leave moves no data, whatever the others hold.
+How much of a step is one forward depends on what a model's code does with its cache. The self test finds the best level
+at which the logits are right:
+
+- FUSED: prefill chunks and decode rows of all pools in one forward over single tokens (ragged_views). What a forward
+  costs besides its tokens, above all reading the weights, is paid once a step.
+- POOLED_DECODE: the same for decode rows. A chunk is a forward over a view of its slot: recurrent layers need its
+  tokens in a row.
+- PER_POOL: the decode rows of each pool are a forward over neighbouring slots (slot_views): for models that do more
+  with keys, values or masks than to pass them on.
 
 A recurrent state has no place for what comes before a sequence: its first token finds no state at all, as in mlx-lm,
 and what a model makes of that need not be zeros. So a sequence whose first token is a decode row (a prompt of one
@@ -11,159 +17,281 @@ token) takes that token in a forward of its own. Nor has a state a part for each
 blocks of prefixes, all others do.
 """
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
+from engine_core.attention_dispatch import keys_attended
 from engine_core.block_store import BlockStore
-from engine_core.device import BlockId, BlockRestore, BlockSave, DecodeRow, PrefillChunk
-from engine_core.kv_budget import round_kv_length
+from engine_core.device import (
+    BlockData,
+    BlockId,
+    BlockPart,
+    BlockSave,
+    DecodeRow,
+    PrefillChunk,
+    RowCopy,
+    Slot,
+    StepPlan,
+)
 from engine_core.model_runner import LanguageModel, PlanError
-from engine_core.slot_buffers import SlotBuffers
-from engine_core.slot_layout import CacheLayout, LayerLayout, flat_layouts
-from engine_core.slot_shape import SlotShape, grown
+from engine_core.output_head import Selection
+from engine_core.ragged_step import FedChunk, FedToken, RaggedStep
+from engine_core.ragged_views import RaggedView, check_attended
+from engine_core.row_states import Rows, RowStates
+from engine_core.slot_buffers import SlotPools
+from engine_core.slot_layout import CacheLayout
+from engine_core.slot_table import SlotTable
 from engine_core.slot_views import DecodeStep, DecodeView, PrefillView, StateView, nested
 from protocol.prefix_hash import BLOCK_TOKENS
+
+
+class Level(enum.Enum):
+    """What is one forward; see the module."""
+
+    FUSED = "prefill and decode in one forward"
+    POOLED_DECODE = "decode in one forward"
+    PER_POOL = "decode in one forward a pool"
 
 
 class SlotRunner:
     """A ModelRunner; see the module."""
 
     def __init__(
-        self, model: LanguageModel, layouts: Sequence[CacheLayout], capacity_tokens: int, max_rows: int
+        self,
+        model: LanguageModel,
+        layouts: Sequence[CacheLayout],
+        pool_lengths: Sequence[int],
+        max_rows: int,
+        level: Level,
+        selection: Selection,
+        max_forward_tokens: int,
     ) -> None:
-        """`capacity_tokens` bounds rows x length beyond what `reserve` asks for, and the stored blocks beside them;
-        `max_rows` bounds rows likewise."""
-        self.stores_blocks = all(isinstance(layout, LayerLayout) for layout in flat_layouts(layouts))
-        self._blocks = BlockStore()
+        """`selection` is the model's (output_head). A forward gets `max_forward_tokens` tokens at most, which bounds
+        the memory it takes; decode rows may be more."""
+        self.level = level
+        self._states = RowStates(layouts, max_rows)
+        self.stores_blocks = not self._states.exist
         self._model = model
         self._layouts = tuple(layouts)
-        self._buffers = SlotBuffers(layouts)
-        self._capacity_tokens = capacity_tokens
-        self._max_rows = max_rows
-        self._cached: dict[int, int] = {}
-        """Tokens in the KV cache of each taken row."""
+        self._pools = SlotPools(layouts, pool_lengths)
+        self._table = SlotTable(pool_lengths)
+        self._blocks = BlockStore(layouts)
+        self.block_parts: Sequence[BlockPart] = self._blocks.parts if self.stores_blocks else ()
+        self._selection = selection
+        self._max_forward_tokens = max_forward_tokens
 
-    def admit(self, row: int) -> None:
+    def prepare(self, plan: StepPlan) -> None:
         """See ModelRunner."""
-        if row in self._cached:
-            raise PlanError(f"row {row} is taken")
-        self._cached[row] = 0
+        self._blocks.drop(plan.drops)
+        self._blocks.load(plan.loads)
+        self._save(plan.saves)
+        for row in plan.releases:
+            self._table.release(row)
+        self._table.grow(plan.pool_slots)
+        self._pools.resize(self._table.pool_slots)
+        for move in plan.moves:
+            tokens = self._table.tokens_of(move.row)
+            left = self._table.move(move.row, move.slot)
+            if tokens:
+                self._pools.copy(left, move.slot, tokens)
+        self._table.shrink(plan.pool_slots)
+        self._pools.resize(self._table.pool_slots)
+        for admission in plan.admissions:
+            self._table.admit(admission.row, admission.slot)
+        self._states.reserve(self._table.highest_row + 1)
+        for copy in plan.copies:
+            self._copy(copy)
+        for restore in plan.restores:
+            self._table.fill(restore.row, restore.tokens)
+            slot = self._table.slot_of(restore.row)
+            self._blocks.restore(restore, self._planes(slot), slot.index)
 
-    def release(self, row: int) -> None:
-        """See ModelRunner."""
-        if self._cached.pop(row, None) is None:
-            raise PlanError(f"row {row} is not taken")
-
-    def reserve(self, rows: int, length: int) -> None:
-        """See ModelRunner. A copy of the cache when it grows, nothing otherwise."""
-        if not self._cached:
-            self._buffers.resize(SlotShape())
+    def _save(self, saves: Sequence[BlockSave]) -> None:
+        if not saves:
             return
-        rows = max(rows, max(self._cached) + 1)
-        length = max(length, max(self._cached.values()))
-        self._resize(rows, length, len(self._blocks))
+        if not self.stores_blocks:
+            raise PlanError("blocks of a model with recurrent states")
+        for save in saves:
+            self._table.check_holds(save.row, save.start + BLOCK_TOKENS)
+        slots = [(save, self._table.slot_of(save.row)) for save in saves]
+        self._blocks.save([(save, self._planes(slot), slot.index) for save, slot in slots])
 
-    def _resize(self, rows: int, length: int, blocks: int) -> None:
-        """To a shape of at least so many rows of this length, with room beside it for so many blocks."""
-        room_tokens = self._capacity_tokens - blocks * BLOCK_TOKENS
-        held = self._buffers.shape
-        if held.tokens > room_tokens:
-            held = SlotShape()  # blocks take the place of rows that nobody needs now
-        if blocks:  # beyond half of the cache more rows than asked would soon be in their way again
-            room_tokens = min(room_tokens, max(self._capacity_tokens // 2, rows * round_kv_length(length)))
-        self._buffers.resize(grown(held, rows, length, room_tokens, self._max_rows))
+    def _copy(self, copy: RowCopy) -> None:
+        if not self.stores_blocks:
+            raise PlanError("a copy of a row with recurrent states")
+        self._table.check_holds(copy.source, copy.tokens)
+        self._table.fill(copy.row, copy.tokens)
+        self._pools.copy(self._table.slot_of(copy.source), self._table.slot_of(copy.row), copy.tokens)
 
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """See ModelRunner. The logits are never evaluated, which spares the output layer."""
-        self._check_room(chunk.row, chunk.start, len(chunk.token_ids))
-        self._feed_row(chunk.row, chunk.start, chunk.token_ids)
-        mx.eval(self._buffers.arrays())
+    def read_block(self, block_id: BlockId) -> BlockData:
+        """See ModelRunner."""
+        return self._blocks.read(block_id)
 
-    def _feed_row(self, row: int, start: int, token_ids: Sequence[int]) -> mx.array:
-        """Logits [1, n, vocabulary] of a forward over one row, not evaluated."""
-        layers = [PrefillView(layer, row, start) for layer in self._buffers.layers]
-        states = [StateView(state.read(slice(row, row + 1), start)) for state in self._buffers.states]
-        logits = self._model(mx.array([list(token_ids)]), cache=nested(self._layouts, iter(layers), iter(states)))
-        mx.eval([view.cache for view in states])  # what reads the buffers is done before they are written: in place
-        self._store_states(slice(row, row + 1), states)
-        self._cached[row] += len(token_ids)
+    def _planes(self, slot: Slot) -> list[mx.array]:
+        return self._pools.pools[slot.pool].planes()
+
+    def forward(
+        self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeRow], token_ids: mx.array
+    ) -> mx.array | None:
+        """See ModelRunner."""
+        for chunk in prefills:
+            self._table.feed(chunk.row, chunk.start, len(chunk.token_ids))
+        for decode in decodes:
+            self._table.feed(decode.row, decode.start, 1)
+        if self.level is Level.FUSED:
+            return self._fused(prefills, decodes, token_ids)
+        for chunk in prefills:
+            for part in _parts(chunk, self._max_forward_tokens):
+                self._feed_row(part.row, part.start, mx.array(list(part.token_ids)))
+                mx.eval(self.written_arrays())
+        return self._decode(decodes, token_ids) if decodes else None
+
+    def _fused(
+        self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeRow], token_ids: mx.array
+    ) -> mx.array | None:
+        """As few forwards as the limit allows; the last one has the decode rows."""
+        waiting: list[PrefillChunk] = []
+        for part in (part for chunk in prefills for part in _parts(chunk, self._max_forward_tokens)):
+            if sum(len(chunk.token_ids) for chunk in (*waiting, part)) > self._max_forward_tokens:
+                self._ragged(waiting, [], token_ids)
+                mx.eval(self.written_arrays())
+                waiting = []
+            waiting.append(part)
+        if waiting and sum(len(chunk.token_ids) for chunk in waiting) + len(decodes) > self._max_forward_tokens:
+            self._ragged(waiting, [], token_ids)
+            mx.eval(self.written_arrays())
+            waiting = []
+        if not waiting and not decodes:
+            return None
+        logits = self._ragged(waiting, decodes, token_ids)
+        return logits if decodes else None
+
+    def _decode(self, decodes: Sequence[DecodeRow], token_ids: mx.array) -> mx.array:
+        alone = [index for index, decode in enumerate(decodes) if self._states.exist and decode.start == 0]
+        logits = [self._feed_row(decodes[i].row, 0, token_ids[i : i + 1])[:, 0] for i in alone]
+        groups = [alone] if alone else []
+        for group in self._groups([i for i in range(len(decodes)) if i not in alone], decodes):
+            fed = token_ids if group == list(range(len(decodes))) else token_ids[mx.array(group)]
+            forward = self._decode_pool if self.level is Level.PER_POOL else self._decode_pooled
+            logits.append(forward([decodes[i] for i in group], fed))
+            groups.append(group)
+        computed = [i for group in groups for i in group]
+        together = logits[0] if len(logits) == 1 else mx.concatenate(logits)
+        if computed == list(range(len(decodes))):
+            return together
+        return together[mx.array([computed.index(i) for i in range(len(decodes))])]
+
+    def _groups(self, indices: Sequence[int], decodes: Sequence[DecodeRow]) -> list[list[int]]:
+        """Decode rows of one forward each, in the order in which it gives their logits."""
+        if self.level is not Level.PER_POOL:
+            return [list(indices)] if indices else []
+        by_pool: dict[int, list[int]] = {}
+        for index in sorted(indices, key=lambda i: self._table.slot_of(decodes[i].row)):
+            by_pool.setdefault(self._table.slot_of(decodes[index].row).pool, []).append(index)
+        return list(by_pool.values())
+
+    def _decode_pooled(self, decodes: Sequence[DecodeRow], token_ids: mx.array) -> mx.array:
+        return self._ragged([], decodes, token_ids)
+
+    def _ragged(self, chunks: Sequence[PrefillChunk], decodes: Sequence[DecodeRow], token_ids: mx.array) -> mx.array:
+        """Logits of the decode rows in one forward; without any, of all tokens, which nobody evaluates."""
+        step = RaggedStep(
+            [FedChunk(self._table.slot_of(chunk.row), chunk.start, len(chunk.token_ids)) for chunk in chunks],
+            [FedToken(self._table.slot_of(decode.row), decode.start) for decode in decodes],
+            self._table.pool_lengths,
+        )
+        views = [
+            RaggedView([pool.layers[index] if pool.layers else None for pool in self._pools.pools], window, step)
+            for index, window in enumerate(self._pools.windows)
+        ]
+        rows = Rows([decodes[index].row for index in step.order])
+        states = [StateView(layer.read(rows)) for layer in self._states.layers]
+        fed = _fed(step, chunks, token_ids)
+        cache = nested(self._layouts, iter(views), iter(states))
+        with keys_attended():
+            logits = self._selection.logits(
+                step.wanted if decodes else None, lambda: self._model(fed[:, None], cache=cache)
+            )
+        check_attended(views)
+        self._store_states(rows, states)
+        return logits[:, 0]
+
+    def _decode_pool(self, decodes: Sequence[DecodeRow], token_ids: mx.array) -> mx.array:
+        """Rows of one pool, by slot; slots between them run as dummies."""
+        slots = [self._table.slot_of(decode.row) for decode in decodes]
+        pool = self._pools.pools[slots[0].pool]
+        first, span = slots[0].index, slots[-1].index + 1 - slots[0].index
+        places = mx.array([slot.index - first for slot in slots])
+        positions = [self._next_position(Slot(slots[0].pool, first + place)) for place in range(span)]
+        for slot, decode in zip(slots, decodes, strict=True):
+            positions[slot.index - first] = decode.start
+        step = DecodeStep(first, positions, max(decode.start for decode in decodes), pool.length)
+        layers = [DecodeView(*layer, step) for layer in zip(pool.layers, self._pools.windows, strict=True)]
+        rows = Rows([decode.row for decode in decodes])
+        has_gaps = span != len(decodes)
+        states = [StateView(layer.read(self._rows_in(step, slots[0].pool))) for layer in self._states.layers]
+        fed = mx.zeros(span, token_ids.dtype).at[places].add(token_ids) if has_gaps else token_ids
+        logits = self._model(fed[:, None], cache=nested(self._layouts, iter(layers), iter(states)))[:, 0]
+        if has_gaps:
+            logits = logits[places]
+            for view in states:
+                view.cache = [None if state is None else state[places] for state in view.cache]
+        self._store_states(rows, states)
         return logits
 
-    def decode(self, decodes: Sequence[DecodeRow]) -> mx.array:
-        """See ModelRunner."""
-        if len({decode.row for decode in decodes}) != len(decodes):
-            raise PlanError("a row decodes twice in one step")
-        for decode in decodes:
-            self._check_room(decode.row, decode.start, 1)
-        alone = [decode for decode in decodes if self._buffers.states and decode.start == 0]
-        logits = [self._feed_row(decode.row, 0, [decode.token_id])[:, 0] for decode in alone]
-        together = [decode for decode in decodes if decode not in alone]
-        if together:
-            logits.append(self._decode_together(together))
-        if len(logits) == 1:
-            return logits[0]
-        computed = [decode.row for decode in (*alone, *together)]
-        return mx.concatenate(logits)[mx.array([computed.index(decode.row) for decode in decodes])]
+    def _next_position(self, slot: Slot) -> int:
+        row = self._table.row_in(slot)
+        return 0 if row is None else self._table.tokens_of(row)
 
-    def _decode_together(self, decodes: Sequence[DecodeRow]) -> mx.array:
-        fed = {decode.row: decode for decode in decodes}
-        rows = range(min(fed), max(fed) + 1)
-        tokens = [fed[row].token_id if row in fed else 0 for row in rows]
-        last_position = max(decode.start for decode in decodes)
-        positions = [self._cached.get(row, 0) for row in rows]
-        step = DecodeStep(rows.start, positions, last_position, self._buffers.shape.length)
-        layers = [DecodeView(layer, step) for layer in self._buffers.layers]
-        states = [StateView(state.read(step.rows)) for state in self._buffers.states]
-        views = nested(self._layouts, iter(layers), iter(states))
-        logits = self._model(mx.array(tokens)[:, None], cache=views)[:, 0]
-        changed = None if len(fed) == len(rows) else mx.array([row in fed for row in rows])
-        self._store_states(step.rows, states, changed)
-        for row in fed:
-            self._cached[row] += 1
-        if list(fed) == list(rows):
-            return logits
-        return logits[mx.array([row - rows.start for row in fed])]
+    def _rows_in(self, step: DecodeStep, pool: int) -> Rows:
+        """Whose states the slots of a decode forward run with; it does not matter whose a dummy in a free slot does."""
+        rows = [self._table.row_in(Slot(pool, index)) for index in range(step.slots.start, step.slots.stop)]
+        return Rows([0 if row is None else row for row in rows])
 
-    def _store_states(self, rows: slice, views: Sequence[StateView], changed: mx.array | None = None) -> None:
-        for state, view in zip(self._buffers.states, views, strict=True):
-            state.store(rows, view.cache, changed)
+    def _feed_row(self, row: int, start: int, token_ids: mx.array) -> mx.array:
+        """Logits [1, n, vocabulary] of a forward over one row, not evaluated."""
+        slot = self._table.slot_of(row)
+        pool = self._pools.pools[slot.pool]
+        rows = Rows([row])
+        layers = [
+            PrefillView(layer, window, slot.index, start)
+            for layer, window in zip(pool.layers, self._pools.windows, strict=True)
+        ]
+        states = [StateView(layer.read(rows, at_start=start == 0)) for layer in self._states.layers]
+        logits = self._model(token_ids[None], cache=nested(self._layouts, iter(layers), iter(states)))
+        mx.eval([view.cache for view in states])  # what reads the buffers is done before they are written: in place
+        self._store_states(rows, states)
+        return logits
 
-    def drop_blocks(self, block_ids: Sequence[BlockId]) -> None:
-        """See ModelRunner."""
-        self._blocks.drop(block_ids)
-
-    def save_blocks(self, saves: Sequence[BlockSave]) -> None:
-        """See ModelRunner."""
-        for save in saves:
-            if not self.stores_blocks or self._cached.get(save.row, 0) < save.start + BLOCK_TOKENS:
-                raise PlanError(f"row {save.row}: there is no block at {save.start} to be stored")
-        blocks = len(self._blocks) + len(saves)
-        if saves and self._buffers.shape.tokens + blocks * BLOCK_TOKENS > self._capacity_tokens:
-            self._resize(max(self._cached) + 1, max(self._cached.values()), blocks)
-        self._blocks.save(saves, self._buffers.planes())
-
-    def restore_blocks(self, restore: BlockRestore) -> None:
-        """See ModelRunner."""
-        tokens = len(restore.block_ids) * BLOCK_TOKENS
-        self._check_room(restore.row, 0, tokens)
-        self._blocks.restore(restore.block_ids, self._buffers.planes(), restore.row)
-        self._cached[restore.row] = tokens
+    def _store_states(self, rows: Rows, views: Sequence[StateView]) -> None:
+        for layer, view in zip(self._states.layers, views, strict=True):
+            layer.store(rows, view.cache)
 
     def written_arrays(self) -> list[mx.array]:
         """See ModelRunner."""
-        return self._buffers.arrays()
-
-    def _check_room(self, row: int, start: int, tokens: int) -> None:
-        cached = self._cached.get(row)
-        if cached is None or tokens < 1 or start != cached:
-            raise PlanError(f"row {row}: {tokens} tokens at {start}, but the row has {cached} cached")
-        if row >= self._buffers.shape.rows or start + tokens > self._buffers.shape.length:
-            raise PlanError(f"row {row}: {start + tokens} tokens do not fit {self._buffers.shape}")
+        return self._pools.arrays() + self._states.arrays()
 
     def check_invariants(self) -> None:
-        """Asserts that no taken row holds more than the buffers do."""
-        self._buffers.check_invariants()
-        for row, cached in self._cached.items():
-            assert 0 <= cached <= self._buffers.shape.length or cached == 0
-            assert row < self._buffers.shape.rows or cached == 0
+        """Asserts that table and buffers agree."""
+        self._table.check_invariants()
+        self._pools.check_invariants()
+        self._states.check_invariants()
+        assert self._table.pool_slots == tuple(pool.slots for pool in self._pools.pools)
+
+
+def _fed(step: RaggedStep, chunks: Sequence[PrefillChunk], token_ids: mx.array) -> mx.array:
+    """[tokens]: the decode rows' in the order of the step, then the chunks'."""
+    if step.order != list(range(len(step.order))):
+        token_ids = token_ids[mx.array(step.order)]
+    if not chunks:
+        return token_ids
+    prompt = mx.array([token for chunk in chunks for token in chunk.token_ids], token_ids.dtype)
+    return mx.concatenate([token_ids, prompt]) if step.order else prompt
+
+
+def _parts(chunk: PrefillChunk, longest: int) -> Iterator[PrefillChunk]:
+    """The chunk in parts of at most `longest` tokens."""
+    for start in range(0, len(chunk.token_ids), longest):
+        yield PrefillChunk(chunk.row, chunk.start + start, chunk.token_ids[start : start + longest])

@@ -1,8 +1,11 @@
-"""What a model sees of the slot buffers during one forward: mlx-lm's cache protocol, over rows of shared buffers.
+"""What a model sees of one slot, or of a range of slots of one pool, during one forward: mlx-lm's cache protocol.
 
 A view lives for one forward. Models ask it for `offset` (the position of the next token fed), `update_and_fetch`
 (write new keys and values, get all that are to be attended), `keys_and_values` (the same again, for layers that
 share them) and `make_mask`. A recurrent layer reads and assigns the arrays of its state.
+
+All that they get are arrays, so that these views fit more models than ragged ones (ragged_views); but a forward is over
+one slot, or over neighbours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,23 +14,22 @@ from typing import Any
 import mlx.core as mx
 
 from engine_core.mlx_lm_adapter import ArraysCache, CacheList, KVCache, create_attention_mask
+from engine_core.ragged_attention import narrower
+from engine_core.ragged_step import READ_STEP
 from engine_core.slot_buffers import LayerBuffers
 from engine_core.slot_layout import CacheLayout, LayerLayout
 
-READ_STEP = 64
-"""Attention reads a multiple of so many positions: shapes, and with them the allocator's buffers, stay the same."""
-
 
 class PrefillView(KVCache):  # type: ignore[misc]  # mlx-lm is untyped; models test isinstance(cache, KVCache)
-    """One row; `n` tokens are fed from position `start` on. Keys and masks are those of mlx-lm's cache there."""
+    """One slot; `n` tokens are fed from position `start` on. Keys and masks are those of mlx-lm's cache there."""
 
-    def __init__(self, layer: LayerBuffers, row: int, start: int) -> None:
+    def __init__(self, layer: LayerBuffers, window: int | None, slot: int, start: int) -> None:
         self.keys = layer.keys
         self.values = layer.values
         self.offset = start
-        self._row = slice(row, row + 1)
-        self._window = layer.window
-        self._first = 0 if layer.window is None else max(0, start - layer.window + 1)
+        self._slot = slice(slot, slot + 1)
+        self._window = window
+        self._first = 0 if window is None else max(0, start - window + 1)
         """Earliest position that one of the tokens fed attends to."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -36,41 +38,45 @@ class PrefillView(KVCache):  # type: ignore[misc]  # mlx-lm is untyped; models t
         positions = slice(self.offset, end)
         for buffer, new in ((self.keys, keys), (self.values, values)):
             if new.size:  # MLX divides by zero when it writes nothing (minimax_m3_vl has values of no dimension)
-                buffer[self._row, :, positions] = new
+                buffer[self._slot, :, positions] = new
         self.offset = end
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """See KVCache."""
         positions = slice(self._first, self.offset)
-        return self.keys[self._row, :, positions], self.values[self._row, :, positions]
+        return self.keys[self._slot, :, positions], self.values[self._slot, :, positions]
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """See KVCache, and RotatingKVCache for a layer with a window."""
         before = self.offset - self._first
-        window = _narrower(self._window, window_size)
+        window = narrower(self._window, window_size)
         if window is not None and before + n <= window:
             window = None
         return create_attention_mask(n, before, return_array=return_array, window_size=window)
 
 
 class DecodeStep:
-    """What all layers of one decode forward share: rows `first_row` and on, each at its own position."""
+    """What all layers of one decode forward share: slots `first_slot` and on, each at its own position.
 
-    def __init__(self, first_row: int, positions: list[int], last_position: int, length: int) -> None:
-        """`last_position` is the largest one whose result counts; `length` is what the buffers hold per row."""
-        end_row = first_row + len(positions)
-        self.rows = slice(first_row, end_row)
-        self.row_indices = mx.arange(first_row, end_row)
+    Slots in the range that do not decode run as dummies: they feed token 0 at their own next free position, which the
+    next real token of that slot overwrites, and attend only to their own slot.
+    """
+
+    def __init__(self, first_slot: int, positions: list[int], last_position: int, length: int) -> None:
+        """`last_position` is the largest one whose result counts; `length` is what a slot holds."""
+        end_slot = first_slot + len(positions)
+        self.slots = slice(first_slot, end_slot)
+        self.slot_indices = mx.arange(first_slot, end_slot)
         self.positions = mx.array(positions)
         self.read_length = min(-(-(last_position + 1) // READ_STEP) * READ_STEP, length)
         self._masks: dict[int | None, mx.array] = {}
 
     def mask(self, window: int | None) -> mx.array:
-        """[rows, 1, 1, read_length], true where a row attends: its own tokens, the last `window` of them if given.
+        """[slots, 1, 1, read_length], true where a slot attends: its own tokens, the last `window` of them if given.
 
-        Every row attends to something: a softmax over nothing is NaN, and a dummy row, which may lie beyond what is
-        read, writes what it computes into its buffer, where not even a mask keeps a NaN from the row's next owner.
+        Every slot attends to something: a softmax over nothing is NaN, and a dummy, which may lie beyond what is
+        read, writes what it computes into its buffer, where not even a mask keeps a NaN from the slot's next owner.
         """
         if window not in self._masks:
             positions = mx.minimum(self.positions, self.read_length - 1)[:, None, None, None]
@@ -81,38 +87,34 @@ class DecodeStep:
 
 
 class DecodeView(KVCache):  # type: ignore[misc]
-    """Several rows; one token is fed to each."""
+    """Several slots of one pool; one token is fed to each."""
 
-    def __init__(self, layer: LayerBuffers, step: DecodeStep) -> None:
+    def __init__(self, layer: LayerBuffers, window: int | None, step: DecodeStep) -> None:
         self.keys = layer.keys
         self.values = layer.values
         self.offset = step.positions
-        self._window = layer.window
+        self._window = window
         self._step = step
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Writes [rows, heads, 1, dim] in place, each row at its position; returns the rows' first `read_length`."""
+        """Writes [slots, heads, 1, dim] in place, each at its position; returns the slots' first `read_length`."""
         step = self._step
         for buffer, new in ((self.keys, keys), (self.values, values)):
             if new.size:
-                buffer[step.row_indices, :, step.positions] = new[:, :, 0]
+                buffer[step.slot_indices, :, step.positions] = new[:, :, 0]
         self.offset = step.positions + 1
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """See KVCache; of all positions up to the longest row's."""
+        """See KVCache; of all positions up to the longest slot's."""
         step = self._step
-        return self.keys[step.rows, :, : step.read_length], self.values[step.rows, :, : step.read_length]
+        return self.keys[step.slots, :, : step.read_length], self.values[step.slots, :, : step.read_length]
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """Always an array: rows have different lengths. Raises ValueError for more than one token a row."""
+        """Always an array: slots have different lengths. Raises ValueError for more than one token a slot."""
         if n != 1:
-            raise ValueError(f"a decode row takes 1 token, not {n}")
-        return self._step.mask(_narrower(self._window, window_size))
-
-
-def _narrower(window: int | None, other: int | None) -> int | None:
-    return min((w for w in (window, other) if w is not None), default=None)
+            raise ValueError(f"a slot that decodes takes 1 token, not {n}")
+        return self._step.mask(narrower(self._window, window_size))
 
 
 class StateView(ArraysCache):  # type: ignore[misc]  # mamba tests isinstance(cache, ArraysCache)

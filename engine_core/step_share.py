@@ -6,7 +6,9 @@ from collections.abc import Sequence as Sequences
 import msgspec
 
 from engine_core.chunk_budget import SMALLEST_CHUNK
+from engine_core.device import DecodeRow, PrefillChunk
 from engine_core.sequence import Sequence, Status
+from engine_core.step_cost import StepShape
 
 
 class StepShare(msgspec.Struct, frozen=True):
@@ -15,6 +17,23 @@ class StepShare(msgspec.Struct, frozen=True):
     sequence: Sequence
     prefill_tokens: int
     decodes: bool
+    stay: int
+    """Of the sequence when this was planned."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the sequence is still in that stay: else it has ended meanwhile, or lost its row."""
+        return self.sequence.stay == self.stay
+
+    def prefill_chunk(self) -> PrefillChunk:
+        """What the device is to do; to be asked before the sequence is `planned`."""
+        sequence, start = self.sequence, self.sequence.num_computed
+        return PrefillChunk(sequence.row, start, sequence.tokens(start, self.prefill_tokens))
+
+    def decode_row(self) -> DecodeRow:
+        """What the device is to do; to be asked before the sequence is `planned`."""
+        sequence = self.sequence
+        return DecodeRow(sequence.row, sequence.length - 1, sequence.last_token, sequence.output_position)
 
 
 class StepTokens(msgspec.Struct, frozen=True):
@@ -26,19 +45,24 @@ class StepTokens(msgspec.Struct, frozen=True):
     """Tokens of prefill."""
 
 
+def step_shape(shares: Sequences[StepShare]) -> StepShape:
+    """All shares of a step together."""
+    return StepShape(sum(share.prefill_tokens for share in shares), sum(share.decodes for share in shares))
+
+
 PrefillOrder = tuple[int, int, int, float]
 
 
-def prefill_order(sequence: Sequence, admitted_tokens: int, stored_tokens: int = 0) -> PrefillOrder:
+def prefill_order(sequence: Sequence, admitted_tokens: int, available_tokens: int = 0) -> PrefillOrder:
     """Who is prefilled first: the smaller.
 
     By priority; then those that are overdue, by when they were due; then the one with the least left, of equals the
     one that was admitted first. `admitted_tokens` is where the count that `Sequence.due` refers to stands. For one
-    that still waits: the order that it would have; it becomes due anew, and `stored_tokens` of it would be restored.
+    that still waits: the order that it would have; it becomes due anew, and `available_tokens` of it would be copied.
     """
     priority, _ = sequence.order
     if sequence.status is not Status.RUNNING:
-        return (priority, 1, sequence.prefill_left - stored_tokens, math.inf)
+        return (priority, 1, sequence.prefill_left - available_tokens, math.inf)
     if sequence.due <= admitted_tokens:
         return (priority, 0, 0, sequence.due)
     return (priority, 1, sequence.prefill_left, sequence.due)
@@ -50,7 +74,7 @@ def share_step(running: Sequences[Sequence], tokens: StepTokens, admitted_tokens
     One token for each sequence that is ready to decode; the rest in prefill chunks, in `prefill_order`. Who is
     prefilled with a token of the total left decodes in the same step: that is one step less to the first token.
     """
-    shares = [StepShare(sequence, 0, True) for sequence in running if sequence.prefill_left == 0]
+    shares = [StepShare(sequence, 0, True, sequence.stay) for sequence in running if sequence.prefill_left == 0]
     left = tokens.total - len(shares)
     prefill_left = tokens.prefill
     waiting = [sequence for sequence in running if sequence.prefill_left]
@@ -63,5 +87,5 @@ def share_step(running: Sequences[Sequence], tokens: StepTokens, admitted_tokens
         prefill_left -= chunk
         decodes = completes and left > 0
         left -= decodes
-        shares.append(StepShare(sequence, chunk, decodes))
+        shares.append(StepShare(sequence, chunk, decodes, sequence.stay))
     return shares

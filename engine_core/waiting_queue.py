@@ -11,8 +11,8 @@ class WaitingQueue:
     """Owner of the queues of all priorities, and of the count of tokens admitted, by which sequences age."""
 
     def __init__(self, client_of: KeyOfClient = client_index_of) -> None:
-        self.client_of = client_of
-        """Among whom to be fair."""
+        """`client_of`: among whom to be fair."""
+        self._client_of = client_of
         self._queues: dict[int, FairQueue] = {}
         """By priority; none is empty."""
         self._length = 0
@@ -36,7 +36,7 @@ class WaitingQueue:
         """Takes its place in the order."""
         priority, _ = sequence.order
         if priority not in self._queues:
-            self._queues[priority] = FairQueue(self.client_of)
+            self._queues[priority] = FairQueue(self._client_of)
         self._queues[priority].add(sequence)
         self._length += 1
         self.queued_tokens += sequence.prefill_left

@@ -6,7 +6,8 @@ import msgspec
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """How the tokens of one request are chosen. Names and meanings are vLLM's.
 
-    Applied in this order: logit bias, penalties, minimum tokens, temperature, min-p, top-k, top-p.
+    Applied in this order: logit bias, penalties, minimum tokens, allowed tokens, bad words, temperature, min-p, top-k,
+    top-p.
     """
 
     max_tokens: int
@@ -35,3 +36,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """Generate on through end-of-sequence tokens."""
     logit_bias: dict[int, float] = {}
     """Token id to what is added to its logit."""
+    logprobs: int | None = None
+    """How many alternatives of each token come with their log probabilities (0 to MAX_LOGPROBS), besides that of the
+    token itself; None for no log probabilities. They are those of the model, before all that this struct changes."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """No other token can be drawn; at least one of them is in the vocabulary. None allows all."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences of at least one token: the last of a sequence cannot be drawn where the output ends with the rest."""

@@ -21,7 +21,8 @@ from deploy.demo_model import Weights, ensure_demo_model
 from engine_core.config import EngineCoreConfig
 from engine_core.device import OpenedModel
 from engine_core.mlx_device import MlxDevice, open_mlx_device
-from engine_core.scheduler import Scheduler, SchedulerLimits
+from engine_core.scheduler import Scheduler
+from engine_core.scheduler_limits import SchedulerLimits
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreRequest
 from protocol.sampling import SamplingParams
@@ -48,7 +49,9 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def opened(folder: Path) -> Iterator[OpenedModel]:
-    config = EngineCoreConfig(engines_address="ipc:///unused", model=str(folder), max_num_seqs=ROWS)
+    config = EngineCoreConfig(
+        engines_address="ipc:///unused", model=str(folder), max_num_seqs=ROWS, max_model_len=512, async_scheduling=True
+    )
     model = open_mlx_device(config, lambda _share, _name: None)
     yield model
     model.device.close()
@@ -68,18 +71,24 @@ def prompts(mlx_lm_model: tuple[Any, Any]) -> list[Prompt]:
 
 
 def serve(
-    model: OpenedModel, requests: Sequence[tuple[Prompt, SamplingParams]], seed: int, rows: int
+    model: OpenedModel, requests: Sequence[tuple[Prompt, SamplingParams]], seed: int, rows: int, lookahead: bool
 ) -> list[list[int]]:
     """Outputs of all requests, which arrive at random while others run; a few are aborted on the way besides."""
+    assert isinstance(model.device, MlxDevice)
     draw = random.Random(seed)
     limits = SchedulerLimits(
-        max_num_seqs=rows, max_num_batched_tokens=48, max_model_len=512, kv_capacity_tokens=rows * 512
+        max_num_seqs=rows,
+        max_num_batched_tokens=48,
+        max_model_len=512,
+        kv_capacity_tokens=rows * 512,
+        pool_lengths=tuple(model.device.pool_lengths),
     )
     scheduler = Scheduler(limits, model.card.eos_token_ids)
     outputs: dict[str, list[int]] = {}
+    in_flight = 0
     arriving = list(enumerate(requests))
     draw.shuffle(arriving)
-    while arriving or scheduler.has_work:
+    while arriving or scheduler.has_work or in_flight:
         while arriving and (draw.random() < 0.3 or not scheduler.has_work):
             index, (prompt, sampling) = arriving.pop()
             scheduler.add(_request(f"{index}", prompt, sampling), array("I", prompt))
@@ -89,10 +98,15 @@ def serve(
                 scheduler.abort(
                     [draw.choice([key for key, _, _ in scheduler.live_requests() if "stray" in key.request_id])]
                 )
-        for output in scheduler.update(model.device.run(scheduler.plan())).get(ClientIndex(0), []):
-            outputs.setdefault(output.request_id, []).extend(output.token_ids)
+        plan = scheduler.plan()
+        if plan is not None:
+            model.device.submit(plan)
+            in_flight += 1
+        if in_flight and (plan is None or in_flight > lookahead):
+            in_flight -= 1
+            for output in scheduler.update(model.device.collect()).get(ClientIndex(0), []):
+                outputs.setdefault(output.request_id, []).extend(output.token_ids)
         scheduler.check_invariants()
-        assert isinstance(model.device, MlxDevice)
         model.device.check_invariants()
     return [outputs[f"{index}"] for index in range(len(requests))]
 
@@ -111,8 +125,9 @@ def likeliest_tokens(model: Any, prompt: Prompt, output: Prompt) -> list[int]:
     return likeliest
 
 
+@pytest.mark.parametrize("lookahead", [False, True])
 def test_greedy_requests_get_the_ids_of_mlx_lm(
-    opened: OpenedModel, mlx_lm_model: tuple[Any, Any], prompts: list[Prompt]
+    opened: OpenedModel, mlx_lm_model: tuple[Any, Any], prompts: list[Prompt], lookahead: bool
 ) -> None:
     model, _ = mlx_lm_model
     assert len(prompts) == 50
@@ -121,7 +136,7 @@ def test_greedy_requests_get_the_ids_of_mlx_lm(
         (prompt, SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True))
         for prompt, length in zip(prompts, lengths, strict=True)
     ]
-    outputs = serve(opened, requests, seed=1, rows=ROWS)
+    outputs = serve(opened, requests, seed=1, rows=ROWS, lookahead=lookahead)
     assert [len(output) for output in outputs] == lengths
     assert outputs == [likeliest_tokens(model, *pair) for pair in zip(prompts, outputs, strict=True)]
     for prompt, output in list(zip(prompts, outputs, strict=True))[::10]:
@@ -148,7 +163,7 @@ def test_seeded_requests_repeat_whatever_runs_beside_them(opened: OpenedModel, p
         )
         for prompt in prompts[::4]
     ]
-    in_crowd = serve(opened, requests, seed=2, rows=ROWS)
-    in_pairs = serve(opened, requests, seed=3, rows=2)
+    in_crowd = serve(opened, requests, seed=2, rows=ROWS, lookahead=True)
+    in_pairs = serve(opened, requests, seed=3, rows=2, lookahead=False)
     assert in_crowd == in_pairs
     assert len({tuple(output) for output in in_crowd}) > len(requests) // 2, "the draws do not depend on the request"

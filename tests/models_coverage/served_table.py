@@ -5,7 +5,10 @@
 
 import ast
 import importlib.util
+from collections import Counter
 from pathlib import Path
+
+from engine_core.slot_runner import Level
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -20,6 +23,51 @@ ONE_ROW = {
     "plamo3": "its window is a token longer in prefill than in decode, so that answers depend on the chunks of prefill",
 }
 """Architectures that run one row at a time, and why."""
+
+PER_POOL = {
+    **dict.fromkeys(
+        (
+            "bailing_hybrid",
+            "bailing_moe_v3",
+            "deepseek_v3",
+            "glm4_moe_lite",
+            "kimi_k25",
+            "kimi_k3",
+            "kimi_linear",
+            "kimi_vl",
+            "longcat_flash",
+            "mistral4",
+        ),
+        "latent attention that computes with its keys when one token is fed",
+    ),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "picks the keys to attend to by an index of its own"),
+    "plamo": "repeats its keys itself",
+    "stablelm": "converts its keys itself",
+}
+"""Architectures that want arrays of keys: a forward for the decode rows of each pool."""
+
+POOLED_DECODE = (
+    "baichuan_m1",
+    "bailing_moe_linear",
+    "falcon_h1",
+    "gear",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "lfm2-vl",
+    "lfm2_moe",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
+    "olmo_hybrid",
+    "plamo2",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "recurrent_gemma",
+    "rwkv7",
+)
+"""Architectures with recurrent or convolutional layers, which need the tokens of a chunk in a row."""
 
 REFUSED = {
     "olmo": "mlx-lm asks for the package ai2-olmo and ends the process without it: the model is refused",
@@ -49,26 +97,45 @@ def _names(path: Path) -> set[str]:
     return classes | {a.asname or a.name for node in body if isinstance(node, ast.ImportFrom) for a in node.names}
 
 
-def in_slots() -> list[str]:
-    """Architectures that are served in batched slots."""
-    return [name for name in architectures() if name not in {**ONE_ROW, **REFUSED, **NOT_TESTED}]
+def level_of(name: str) -> Level | None:
+    """At which an architecture is served; None for one row at a time."""
+    if name in ONE_ROW:
+        return None
+    if name in PER_POOL:
+        return Level.PER_POOL
+    return Level.POOLED_DECODE if name in POOLED_DECODE else Level.FUSED
+
+
+def built() -> list[str]:
+    """Architectures that the test builds."""
+    return [name for name in architectures() if name not in {**REFUSED, **NOT_TESTED}]
 
 
 def page() -> str:
     """docs/models.md."""
     rows = [_table_row(name) for name in architectures()]
-    counts = f"{len(in_slots())} batched, {len(ONE_ROW)} one row at a time, {len(REFUSED)} refused"
+    levels = Counter(level_of(name) for name in built())
+    counts = (
+        f"{levels[Level.FUSED]} fused, {levels[Level.POOLED_DECODE]} pooled decode, {levels[Level.PER_POOL]} per pool, "
+        f"{levels[None]} one row at a time, {len(REFUSED)} refused"
+    )
     return _HEAD.format(counts=counts, not_tested=len(NOT_TESTED)) + "\n".join(rows) + "\n"
 
 
 def _table_row(name: str) -> str:
-    if name in ONE_ROW:
-        return f"| {name} | one row at a time | {ONE_ROW[name]} |"
     if name in REFUSED:
         return f"| {name} | refused | {REFUSED[name]} |"
     if name in NOT_TESTED:
         return f"| {name} | not tested | {NOT_TESTED[name]} |"
-    return f"| {name} | batched | |"
+    match level_of(name):
+        case None:
+            return f"| {name} | one row at a time | {ONE_ROW[name]} |"
+        case Level.PER_POOL:
+            return f"| {name} | per pool | {PER_POOL[name]} |"
+        case Level.POOLED_DECODE:
+            return f"| {name} | pooled decode | recurrent or convolutional layers |"
+        case Level.FUSED:
+            return f"| {name} | fused | |"
 
 
 _HEAD = """\
@@ -77,22 +144,24 @@ _HEAD = """\
 Any text model that mlx-lm can load is served. How fast depends on its architecture (`model_type` in its config.json,
 or what mlx-lm takes that for: `mistral` is `llama`):
 
-- *Batched*: all running requests share each step, in slots of one KV cache. Full attention, sliding windows,
-  multi-head latent attention, shared KV, recurrent and convolutional layers, and mixtures of them. Prefixes are stored
-  for those without recurrent or convolutional layers.
+- *Fused*: a step is one forward, for the tokens of all prompts and of all running requests.
+- *Pooled decode*: a step is one forward for all running requests, and one for each chunk of a prompt.
+- *Per pool*: a step is a forward for the running requests of each pool (requests of about the same length share one),
+  and one for each chunk of a prompt.
 - *One row at a time*: the requests of a step run one after another, each with mlx-lm's own cache. The answers are the
   same; many requests at once are slow.
 
-An engine core decides when it loads a model: it runs a few sequences through the slots, staggered and longer than the
-sliding windows (up to 1,024 tokens), compares the logits with mlx-lm's own, and logs the choice with its reason. A
-row keeps all tokens of a sliding-window layer, and memory is counted so; a recurrent state is counted once for each of
-`max_num_seqs` rows.
+An engine core decides when it loads a model: it runs a few sequences through the slots, staggered, moved, copied and
+longer than the sliding windows (up to 1,024 tokens), compares the logits with mlx-lm's own, and takes the first of
+these that gives the same. It logs the choice, and why the better ones were not taken. A slot keeps all tokens of a
+sliding-window layer, and memory is counted so; a recurrent state is counted once for each of `max_num_seqs` rows.
+Prefixes are stored for all but those with recurrent or convolutional layers and those that run one row at a time.
 
 The table is what a test finds with small models of random weights:
 {counts} ({not_tested} cannot be built small).
 It is generated: `.venv/bin/python tests/models_coverage/served_table.py`.
 
-| architecture | served | why not batched |
+| architecture | served | why not fused |
 |---|---|---|
 """
 

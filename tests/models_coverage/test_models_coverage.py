@@ -7,15 +7,28 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from served_table import NOT_TESTED, ONE_ROW, PAGE, REFUSED, architectures, in_slots, page
+from served_table import (
+    NOT_TESTED,
+    ONE_ROW,
+    PAGE,
+    PER_POOL,
+    POOLED_DECODE,
+    REFUSED,
+    architectures,
+    built,
+    level_of,
+    page,
+)
 from tiny_architectures import tiny_model
 
-from engine_core.device import ModelRefused
-from engine_core.mlx_device import MlxDevice, choose_runner
+from engine_core.device import ModelRefused, StepResult
+from engine_core.mlx_device import MAX_IN_FLIGHT, MlxDevice
 from engine_core.mlx_lm_adapter import load_weights, make_prompt_cache, trace_model
 from engine_core.row_runner import RowRunner
+from engine_core.runner_choice import choose_runner, kv_capacity
 from engine_core.sampler import Sampler
-from engine_core.scheduler import Scheduler, SchedulerLimits
+from engine_core.scheduler import Scheduler
+from engine_core.scheduler_limits import SchedulerLimits
 from engine_core.slot_runner import SlotRunner
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreRequest
@@ -23,22 +36,29 @@ from protocol.prefix_hash import prefix_chain, prefix_root
 from protocol.sampling import SamplingParams
 
 ROWS = 3
+LENGTHS = (32, 128)
 
 
 class _Server:
-    """Device and scheduler as in an engine core; chunks of prefill have 13 tokens at most."""
+    """Device and scheduler as in an engine core, with lookahead; chunks of prefill have 13 tokens at most."""
 
     def __init__(self, model: Any) -> None:
         trace = trace_model(model)
-        runner, capacity = choose_runner(model, trace, 100_000_000, ROWS)
-        self.runs_in_slots = isinstance(runner, SlotRunner)
-        assert self.runs_in_slots or isinstance(runner, RowRunner)
-        self._device = MlxDevice(runner, Sampler(trace.vocab_size, ()), trace.vocab_size, capacity)
+        capacity = min(kv_capacity(model, trace, 100_000_000, ROWS), 100_000)
+        runner = choose_runner(model, trace, LENGTHS, ROWS, 13)
+        assert isinstance(runner, SlotRunner | RowRunner)
+        self.level = runner.level if isinstance(runner, SlotRunner) else None
+        self._device = MlxDevice(runner, Sampler(trace.vocab_size, (), True), trace.vocab_size, capacity, LENGTHS)
         self.stores_prefixes = self._device.prefix_block_tokens > 0
         limits = SchedulerLimits(
-            max_num_seqs=ROWS, max_num_batched_tokens=13, max_model_len=400, kv_capacity_tokens=min(capacity, 100_000)
+            max_num_seqs=ROWS,
+            max_num_batched_tokens=13,
+            max_model_len=LENGTHS[-1] + 1,
+            kv_capacity_tokens=capacity,
+            pool_lengths=LENGTHS,
         )
         self._scheduler = Scheduler(limits, ())
+        self._in_flight = 0
         self.outputs: dict[str, list[int]] = {}
         self.cached_tokens: dict[str, int] = {}
 
@@ -52,16 +72,24 @@ class _Server:
 
     @property
     def is_busy(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._in_flight > 0
 
     def step(self) -> None:
-        sampled = self._device.run(self._scheduler.plan())
-        for output in self._scheduler.update(sampled).get(ClientIndex(0), []):
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._device.submit(plan)
+            self._in_flight += 1
+        if self._in_flight and (plan is None or self._in_flight == MAX_IN_FLIGHT):
+            self._in_flight -= 1
+            self._take(self._device.collect())
+        self._scheduler.check_invariants()
+        self._device.check_invariants()
+
+    def _take(self, result: StepResult) -> None:
+        for output in self._scheduler.update(result).get(ClientIndex(0), []):
             assert output.error is None
             self.outputs[output.request_id] += output.token_ids
             self.cached_tokens[output.request_id] = self.cached_tokens.get(output.request_id, 0) + output.cached_tokens
-        self._scheduler.check_invariants()
-        self._device.check_invariants()
 
 
 def _alone(model: Any, prompt: list[int], count: int) -> list[int]:
@@ -86,15 +114,14 @@ _DEPENDS_ON_CHUNKS = pytest.mark.xfail(strict=True, reason="mlx-lm gives other l
 
 
 def _served() -> list[Any]:
-    names = [name for name in architectures() if name not in {**REFUSED, **NOT_TESTED}]
-    return [pytest.param(name, marks=_DEPENDS_ON_CHUNKS) if name == "plamo3" else name for name in names]
+    return [pytest.param(name, marks=_DEPENDS_ON_CHUNKS) if name == "plamo3" else name for name in built()]
 
 
 @pytest.mark.parametrize("architecture", _served())
 def test_requests_that_join_and_leave_get_what_they_get_alone(architecture: str) -> None:
     model = tiny_model(architecture)
     server = _Server(model)
-    assert server.runs_in_slots is (architecture in in_slots())
+    assert server.level is level_of(architecture)
     requests = _requests(trace_model(model).vocab_size)
     for name, prompt, count in requests[:-1]:
         server.add(name, prompt, count)
@@ -118,5 +145,5 @@ def test_an_architecture_that_mlx_lm_ends_the_process_for_is_refused(architectur
 
 
 def test_the_page_says_what_the_tests_find() -> None:
-    assert set(architectures()) >= {*ONE_ROW, *REFUSED, *NOT_TESTED}
+    assert set(architectures()) >= {*ONE_ROW, *PER_POOL, *POOLED_DECODE, *REFUSED, *NOT_TESTED}
     assert PAGE.read_text(encoding="utf-8") == page()

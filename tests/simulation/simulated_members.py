@@ -24,6 +24,7 @@ from api_server.client_events import (
     Send,
     Submit,
 )
+from coordinator.admission import AdmissionLimits
 from coordinator.cluster import ClusterState
 from coordinator.events import Event, Forward, FromClient, FromEngine, Identity, Link, TurnEnded, Unreachable
 from coordinator.events import Send as CoordinatorSend
@@ -86,7 +87,9 @@ class CoordinatorProcess(Process):
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world)
         self.connections: dict[Identity, Channel] = {}
-        settings = Settings(Incarnation(f"c{number}"), ClientIndex(number * 1_000), 100, SETTLING_S)
+        settings = Settings(
+            Incarnation(f"c{number}"), ClientIndex(number * 1_000), AdmissionLimits(max_requests=100), SETTLING_S
+        )
         self.state = ClusterState(settings, world.now_s)
         self._wake_s = 0.0
         self._turn()

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,18 +71,26 @@ class FakeCoordinator:
         self.send(Clients([ClientAddress(client.index, client.address) for client in clients]))
 
     def request(
-        self, client: "FakeApiServer", prompt: list[int], sampling: SamplingParams, name: str = ""
+        self,
+        client: "FakeApiServer",
+        prompt: list[int],
+        sampling: SamplingParams,
+        name: str = "",
+        earlier_output: Sequence[int] = (),
     ) -> RequestKey:
+        tokens = [*prompt, *earlier_output]
         request = EngineCoreRequest(
             RequestId(name) if name else new_request_id("test"),
             client.index,
             0,
             "sim",
-            len(prompt),
+            len(tokens),
             sampling,
             arrival_time_s=0.0,
+            num_output_tokens=len(earlier_output),
         )
-        self.send(request, pack_token_ids(prompt))
+        client.first_positions[request.key] = len(earlier_output)
+        self.send(request, pack_token_ids(tokens))
         return request.key
 
     def close(self) -> None:
@@ -97,6 +105,8 @@ class FakeApiServer:
         self.address = ipc_address(run_directory, f"outputs-{index}")
         self.socket, _ = open_socket(context, SocketKind.OUTPUTS_IN, self.address)
         self.outputs: dict[RequestKey, list[EngineCoreOutput]] = {}
+        self.first_positions: dict[RequestKey, int] = {}
+        """Of requests that bring earlier output along."""
         self._next_sequence = 0
         self._incarnation = Incarnation("")
 
@@ -111,7 +121,8 @@ class FakeApiServer:
         self._next_sequence += 1
         for output in message.outputs:
             before = self.outputs.setdefault(output.key, [])
-            assert output.position == sum(len(earlier.token_ids) for earlier in before), "a position is missing"
+            position = self.first_positions.get(output.key, 0) + sum(len(earlier.token_ids) for earlier in before)
+            assert output.position == position, "a position is missing"
             before.append(output)
         return message
 

@@ -81,10 +81,11 @@ def test_it_loads_greets_and_hands_out_its_card(coordinator: FakeCoordinator) ->
         assert unpack_card(buffers[0], card.card_hash).name == "tiny"
 
 
+@pytest.mark.parametrize("ahead", ["true", "false"])
 def test_requests_stream_in_contiguous_positions_and_are_reported_when_they_end(
-    coordinator: FakeCoordinator, client: FakeApiServer
+    coordinator: FakeCoordinator, client: FakeApiServer, ahead: str
 ) -> None:
-    with engine_core(coordinator.address, FAST):
+    with engine_core(coordinator.address, FAST, "--async-scheduling", ahead):
         coordinator.welcome(client)
         keys = [coordinator.request(client, [*PROMPT, n % 3], greedy(5 + n)) for n in range(40)]
         ends = client.wait_end(*keys)
@@ -100,6 +101,17 @@ def test_requests_stream_in_contiguous_positions_and_are_reported_when_they_end(
         assert sorted(ended, key=str) == sorted(keys, key=str)
         assert report.adds_received == 40
         assert report.load.generation_tokens_total == sum(5 + n for n in range(40))
+
+
+def test_a_resumed_request_goes_on_where_it_was(coordinator: FakeCoordinator, client: FakeApiServer) -> None:
+    with engine_core(coordinator.address, FAST):
+        coordinator.welcome(client)
+        whole = coordinator.request(client, PROMPT, greedy(10))
+        client.wait_end(whole)
+        tokens = client.tokens(whole)
+        resumed = coordinator.request(client, PROMPT, greedy(10), earlier_output=tokens[:6])
+        [end] = client.wait_end(resumed)
+        assert (client.tokens(resumed), end.finish_reason) == (tokens[6:], FinishReason.LENGTH)
 
 
 def test_an_abort_takes_effect_within_a_step(coordinator: FakeCoordinator, client: FakeApiServer) -> None:

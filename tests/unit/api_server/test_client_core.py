@@ -11,6 +11,7 @@ from api_server.client_events import (
     Abandon,
     AdmissionTimedOut,
     Admit,
+    DeadlinePassed,
     Deliver,
     Fail,
     FailAll,
@@ -19,17 +20,20 @@ from api_server.client_events import (
     LinkDown,
     LinkUp,
     NotSent,
+    Placed,
     Refuse,
     SecondPassed,
     Send,
     Submit,
 )
 from api_server.live_generation import GenerationState, IllegalMove, LiveGeneration
+from api_server.placement import Placement
 from protocol.codec import pack_token_ids
 from protocol.heartbeats import SILENCE_S
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.messages import (
     Abort,
+    Accepted,
     ClientHello,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -42,6 +46,7 @@ from protocol.messages import (
     Rejected,
     RejectReason,
     RequestKey,
+    RouteReason,
 )
 from protocol.sampling import SamplingParams
 
@@ -159,6 +164,12 @@ def test_a_rejection_is_terminal(driver: Driver) -> None:
     assert driver.tell(rejected) == [Refuse(R, RejectReason.OVERLOADED, "too much", 2.5)]
     assert driver.tell(rejected) == []
     assert driver.core.num_generations == 0
+
+
+def test_a_model_that_a_new_coordinator_has_not_met_yet_is_not_unknown(driver: Driver) -> None:
+    driver.submit()
+    rejected = Rejected(KEY, RejectReason.UNKNOWN_MODEL, "no engine core has served it")
+    assert driver.tell(rejected) == [Refuse(R, RejectReason.NO_ENGINE, "no engine core has served it", 1.0)]
 
 
 def test_an_abandoned_generation_is_aborted_once_and_its_late_outputs_are_dropped(driver: Driver) -> None:
@@ -336,3 +347,56 @@ def test_an_illegal_move_raises_with_the_history() -> None:
     generation = LiveGeneration(Submit(R, "demo", b"", SamplingParams(1), 0.0))
     with pytest.raises(IllegalMove, match="WAITING -> STREAMING"):
         generation.move(GenerationState.STREAMING)
+
+
+# --- where it runs ---
+
+
+def test_what_the_coordinator_goes_by_travels_with_the_request(driver: Driver) -> None:
+    placement = Placement("session", 3, b"k" * 16)
+    prompt = pack_token_ids(range(64))
+    (send,) = driver.tell(Submit(R, "demo", prompt, SamplingParams(8), 1.0, placement=placement))
+    assert isinstance(send, Send)
+    assert isinstance(send.message, EngineCoreRequest)
+    assert (send.message.session_key, send.message.engine_rank) == ("session", 3)
+    assert send.buffers == (prompt, b"k" * 16)
+
+
+def test_where_a_generation_runs_and_why_is_told_once(driver: Driver) -> None:
+    driver.submit()
+    accepted = Accepted(KEY, EngineIndex(2), ENGINE, 64, RouteReason.AFFINITY)
+    assert driver.tell(accepted) == [Placed(R, EngineIndex(2), RouteReason.AFFINITY, 64), Admit(R)]
+    assert driver.tell(accepted) == []
+
+
+def test_it_is_told_too_when_outputs_overtook_the_answer(driver: Driver) -> None:
+    driver.submit()
+    driver.output(0, [5])
+    accepted = Accepted(KEY, EngineIndex(2), ENGINE, 0, RouteReason.LOAD)
+    assert driver.tell(accepted) == [Placed(R, EngineIndex(2), RouteReason.LOAD, 0)]
+
+
+# --- deadlines ------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_core_that_runs_out_of_time_ends_the_generation_with_what_there_is(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [5])
+    assert driver.output(1, [], FinishReason.TIMEOUT) == [Deliver(R, [], FinishReason.TIMEOUT)]
+    assert driver.tell(DeadlinePassed(R)) == []
+
+
+def test_a_deadline_that_passes_unheard_of_ends_the_generation_here(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [5])
+    assert driver.tell(DeadlinePassed(R)) == [Deliver(R, [], FinishReason.TIMEOUT), Send(Abort([KEY]))]
+    assert driver.output(1, [6]) == []
+
+
+def test_a_deadline_that_passes_before_admission_is_a_refusal(driver: Driver) -> None:
+    driver.submit()
+    refuse, abort = driver.tell(DeadlinePassed(R))
+    assert isinstance(refuse, Refuse) and refuse.reason is RejectReason.TIMED_OUT
+    assert abort == Send(Abort([KEY]))

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from coordinator.admission import AdmissionLimits
 from coordinator.cluster import ClusterState
 from coordinator.events import (
     Command,
@@ -27,6 +28,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     Accepted,
+    BlocksChanged,
     Card,
     ClientHello,
     ClientToCoordinator,
@@ -36,6 +38,7 @@ from protocol.messages import (
     EngineRun,
     EngineState,
     EngineToCoordinator,
+    Heartbeat,
     Load,
     LoadReport,
     Message,
@@ -45,6 +48,7 @@ from protocol.messages import (
     RequestKey,
 )
 from protocol.sampling import SamplingParams
+from protocol.tenants import TenantTable
 
 TIMEOUT_S = 3.0
 MODEL = "small"
@@ -58,9 +62,17 @@ def key(request_id: str, attempt: int = 0) -> RequestKey:
 class Core:
     """Drives a ClusterState; `commands` are those of the last event."""
 
-    def __init__(self, max_requests: int = 100, settled: bool = True, incarnation: str = "c1") -> None:
+    def __init__(
+        self,
+        max_requests: int = 100,
+        settled: bool = True,
+        incarnation: str = "c1",
+        limits: AdmissionLimits | None = None,
+        tenants: dict[str, TenantTable] | None = None,
+    ) -> None:
         self.now_s = 100.0
-        settings = Settings(Incarnation(incarnation), FIRST_CLIENT_INDEX, max_requests, TIMEOUT_S)
+        limits = limits or AdmissionLimits(max_requests=max_requests)
+        settings = Settings(Incarnation(incarnation), FIRST_CLIENT_INDEX, limits, TIMEOUT_S, tenants or {})
         self.state = ClusterState(settings, self.now_s)
         self.commands: list[Command] = []
         if settled:
@@ -148,6 +160,10 @@ class FakeEngine:
     ) -> None:
         self.say(LoadReport(load or Load(), adds_received, finished or []))
 
+    def blocks(self, sequence: int, stored: bytes = b"", evicted: bytes = b"", anew: bool = False) -> list[Message]:
+        """Tells of blocks; returns what came back."""
+        return self.say(BlocksChanged(sequence, anew), stored, evicted)
+
     def card(self) -> None:
         self.say(Card(self.model.card_hash), b"packed card")
 
@@ -207,6 +223,9 @@ class FakeClient:
         answers = [m for m in self.core.sent_to(self.identity) if isinstance(m, Accepted | Rejected)]
         assert len(answers) <= 1
         return answers[0] if answers else None
+
+    def heartbeat(self) -> None:
+        self.say(Heartbeat())
 
     def abort(self, *keys: RequestKey) -> None:
         self.say(Abort(list(keys)))

@@ -39,7 +39,7 @@ def test_an_engine_core_is_welcomed_with_its_index_and_the_api_servers(core: Cor
     client.hello()
     assert FakeEngine(core).hello() == [
         EngineWelcome(PROTOCOL_VERSION, Incarnation("c1"), EngineIndex(0), want_card=True),
-        Clients([ClientAddress(client.index, "ipc:///run/api-0")]),
+        Clients([ClientAddress(client.index, "ipc:///run/api-0")], 1, Incarnation("c1")),
     ]
 
 
@@ -285,9 +285,8 @@ def test_a_silent_api_server_that_is_heard_again_learns_that_its_requests_are_lo
     welcome, heartbeat = client.say(Heartbeat())
     assert isinstance(welcome, ClientWelcome) and heartbeat == Heartbeat()
     assert welcome.client_index != index, "all that it had is lost: no engine core has anything under this index"
-    assert [m for m in core.sent_to(engine.identity) if isinstance(m, Clients)] == [
-        Clients([ClientAddress(welcome.client_index, "ipc:///run/api-0")])
-    ]
+    (told,) = [m for m in core.sent_to(engine.identity) if isinstance(m, Clients)]
+    assert told.clients == [ClientAddress(welcome.client_index, "ipc:///run/api-0")]
     client.index = welcome.client_index
     assert isinstance(client.submit("runs", attempt=1), Accepted)
 

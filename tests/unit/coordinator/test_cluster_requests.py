@@ -3,6 +3,7 @@
 import pytest
 from core_fixture import Core, FakeClient, FakeEngine, key
 
+from coordinator.admission import AdmissionLimits
 from coordinator.events import Forward, Link, Send, Subscribed
 from protocol.codec import encode, pack_token_ids
 from protocol.identifiers import ClientIndex
@@ -59,7 +60,8 @@ def test_the_engine_core_gets_the_same_frames(core: Core, engine: FakeEngine, cl
 
 def test_the_answer_names_the_run_of_the_engine_core(core: Core, engine: FakeEngine, client: FakeClient) -> None:
     answer = client.submit("r1")
-    assert answer == Accepted(key("r1"), answer.engine_index, engine.incarnation)  # type: ignore[union-attr]
+    assert isinstance(answer, Accepted)
+    assert (answer.key, answer.engine_incarnation) == (key("r1"), engine.incarnation)
 
 
 def test_a_model_never_served_is_unknown(core: Core, engine: FakeEngine, client: FakeClient) -> None:
@@ -98,7 +100,7 @@ def test_a_refused_request_is_told_to_wait_longer_when_requests_finish_slowly() 
         answer = client.submit("more")
         assert isinstance(answer, Rejected)
         waits.append(answer.retry_after_s)
-    assert waits == [30.0, 1.0]  # a tenth of 500 at 1 a second is 50 s, capped; at 100 a second 0.5 s, raised
+    assert waits == [5, 1]  # a tenth of 500 at 10 a second; at 1000 a second less than a second, raised
 
 
 def test_a_request_sent_again_is_accepted_again_and_runs_once(
@@ -282,3 +284,24 @@ def test_counts_are_zero_when_idle_and_the_next_requests_are_spread(core: Core, 
     for number in range(39):
         client.submit(f"s{number}")
     assert counts(core) == [13, 13, 13]
+
+
+def test_what_waits_is_limited_until_reports_say_that_it_waits_no_longer() -> None:
+    limits = AdmissionLimits(max_requests=100, max_waiting_requests=2, max_queued_prefill_tokens=100)
+    core = Core(limits=limits)
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    assert isinstance(client.submit("r0", tokens=50), Accepted)
+    assert isinstance(client.submit("r1", tokens=50), Accepted)
+    refused = client.submit("r2")
+    assert isinstance(refused, Rejected) and refused.reason is RejectReason.OVERLOADED
+    engine.report(Load(running=2, queued_prefill_tokens=95, prompt_tokens_total=5), adds_received=2)
+    refused = client.submit("r2")  # two have left the queue, but their prompts are not computed
+    assert isinstance(refused, Rejected) and "prompt tokens" in refused.message
+    assert refused.retry_after_s == 2  # a tenth of 100 at 5 a second
+    engine.report(Load(running=2, queued_prefill_tokens=90, prompt_tokens_total=10), adds_received=2)
+    assert isinstance(client.submit("r2"), Accepted)
+    engine.report(Load(running=2, waiting=2), adds_received=3)
+    assert isinstance(client.submit("r3"), Rejected)
+    assert isinstance(client.submit("r1", attempt=1), Accepted)  # its caller was told yes

@@ -175,9 +175,12 @@ class ClusterSequences(RuleBasedStateMachine):
     @rule(client=clients)
     def client_connects_again(self, client: ClientModel) -> None:
         if client.alive:
+            before = client.index
             client.hello(
                 *(EngineRun(EngineIndex(int(index)), Incarnation(run)) for index, run in set(client.running.values()))
             )
+            if client.index != before:  # as in `take`, but the fixture has noted the new index by then
+                client.running.clear()
             self.deliver(self.core.commands)
 
     # --- requests ---
@@ -323,7 +326,11 @@ class ClusterSequences(RuleBasedStateMachine):
         return snapshot
 
     def live_clients(self, snapshot: ClusterSnapshot) -> list[ClientModel]:
-        newest = {client.name: client for client in self.by_identity.values() if isinstance(client, ClientModel)}
+        newest = {
+            client.name: client
+            for client in self.by_identity.values()
+            if isinstance(client, ClientModel) and client.alive  # not one that an older process has displaced again
+        }
         return [newest[name] for name in snapshot.api_servers]
 
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deploy.supervised_process import ALIVE, CLEAN_AFTER_S, IllegalMove, ProcessState, Role, SupervisedProcess
-from deploy.supervisor_core import (
-    FAILURES_BEFORE_READY,
-    KILL_GRACE_S,
+from deploy.supervisor_core import FAILURES_BEFORE_READY, KILL_GRACE_S, Supervisor
+from deploy.supervisor_events import (
     AnnounceFailure,
     AnnounceHung,
     AnnounceOverdue,
@@ -24,7 +23,6 @@ from deploy.supervisor_core import (
     Ready,
     Start,
     StopRequested,
-    Supervisor,
     TellCoordinator,
     Terminate,
     TimePassed,

@@ -18,7 +18,7 @@ def adjusted_logits(
     eos: Sequence[int],
     output_position: int | None = None,
 ) -> Floats:
-    """One row's logits after bias, penalties and minimum tokens."""
+    """One row's logits after all that is added to or taken from them."""
     result = logits.astype(np.float64)
     for token, bias in params.logit_bias.items():
         result[token] += bias
@@ -32,6 +32,11 @@ def adjusted_logits(
         result[list(params.stop_token_ids)] = -np.inf
         if not params.ignore_eos:
             result[list(eos)] = -np.inf
+    if params.allowed_token_ids is not None:
+        result[list(set(range(len(result))) - set(params.allowed_token_ids))] = -np.inf
+    for *beginning, last in params.bad_words_token_ids:
+        if list(output)[len(output) - len(beginning) :] == beginning:
+            result[last] = -np.inf
     return result
 
 

@@ -16,13 +16,17 @@ from engine_core.events import (
     RequestInvalid,
     RequestsAborted,
 )
-from engine_core.scheduler import OutputsByClient, Scheduler, SchedulerLimits
+from engine_core.request_table import OutputsByClient
+from engine_core.scheduler import Scheduler
+from engine_core.scheduler_limits import SchedulerLimits
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import ClientAddress, EngineCoreRequest, FinishReason, RequestKey
 from protocol.sampling import SamplingParams
 
-LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=200, kv_capacity_tokens=512)
+LIMITS = SchedulerLimits(
+    max_num_seqs=2, max_num_batched_tokens=16, max_model_len=200, kv_capacity_tokens=512, pool_lengths=(256,)
+)
 
 
 def request(name: str, client: int = 0) -> EngineCoreRequest:
@@ -51,13 +55,15 @@ def core() -> EngineCore:
 
 @pytest.fixture
 def device() -> TokenDevice:
-    return TokenDevice(LIMITS.kv_capacity_tokens, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
+    return TokenDevice(
+        LIMITS.kv_capacity_tokens, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens, LIMITS.pool_lengths
+    )
 
 
 def step(core: EngineCore, device: TokenDevice, now_s: float = 0.0) -> OutputsByClient:
     plan = core.plan()
     assert plan is not None
-    outputs = core.complete(device.run(plan), 0.05, now_s)
+    outputs = core.complete(device.run(plan), now_s)
     core.check_invariants()
     return outputs
 
@@ -68,7 +74,6 @@ def keys(*names: str) -> list[RequestKey]:
 
 def test_without_requests_there_is_no_plan_and_no_reason_to_wake(core: EngineCore) -> None:
     assert core.plan() is None
-    assert not core.has_work
     assert core.idle_timeout_s(0.0) is None
 
 
@@ -167,20 +172,20 @@ def test_a_drain_waits_for_running_requests_and_still_takes_a_late_one(core: Eng
     assert core.take_status().load.draining
     core.handle(arrived("late"), 1.1)
     for now_s in (2.0, 2.1, 2.2):
-        assert core.tick(now_s) == {}
+        assert core.tick(now_s, 0.0) == {}
         assert core.exit_code is None
         step(core, device, now_s)
-    core.tick(2.3)
+    core.tick(2.3, 0.0)
     assert core.exit_code == ExitCode.DRAINED
     assert core.take_status().ended == keys("a", "late")
 
 
 def test_an_idle_drain_stays_for_what_is_on_its_way(core: EngineCore) -> None:
     core.handle(DrainRequested(), 1.0)
-    core.tick(1.0)
+    core.tick(1.0, 0.0)
     assert core.exit_code is None
     assert core.idle_timeout_s(1.0) == pytest.approx(DRAIN_SETTLE_S)
-    core.tick(1.0 + DRAIN_SETTLE_S)
+    core.tick(1.0 + DRAIN_SETTLE_S, 0.0)
     assert core.exit_code == ExitCode.DRAINED
 
 
@@ -190,8 +195,8 @@ def test_what_is_left_at_the_drain_deadline_is_told_so(core: EngineCore, device:
     step(core, device)
     core.handle(DrainRequested(), 1.0)
     core.handle(DrainRequested(), 5.9)  # a second request does not move the deadline
-    assert core.tick(5.9) == {}
-    outputs = core.tick(6.0)
+    assert core.tick(5.9, 0.0) == {}
+    outputs = core.tick(6.0, 0.0)
     assert core.exit_code == ExitCode.DRAINED
     for client in (ClientIndex(0), ClientIndex(1)):
         [output] = outputs[client]

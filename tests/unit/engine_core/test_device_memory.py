@@ -33,6 +33,12 @@ def test_capacity_keeps_the_budget_with_one_layer_twice(
     assert (layers + 1) * layer_bytes * (tokens + 256) + row_bytes * rows > budget
 
 
+def test_each_slot_takes_its_spare_token() -> None:
+    cost = CacheCost(bytes_per_token=10, largest_layer_bytes_per_token=2, bytes_per_row=0)
+    assert capacity_tokens(cost, 3 * 257 * 12, 4, spare_tokens=1) == 3 * 256
+    assert capacity_tokens(cost, 3 * 257 * 12 - 1, 4, spare_tokens=1) == 2 * 256
+
+
 def test_a_model_without_a_kv_cache_is_bounded_by_its_rows() -> None:
     assert capacity_tokens(CacheCost(0, 0, 1000), 10**9, 64) > 10**8
     with pytest.raises(ModelRefused, match="max_num_seqs"):
@@ -47,10 +53,17 @@ def test_one_layer_of_state_has_room_twice() -> None:
 
 
 def test_the_budget_is_what_the_weights_leave_of_sixty_percent() -> None:
-    assert kv_budget_bytes(None, 100 * GIB, 20 * GIB) == 40 * GIB
-    assert kv_budget_bytes(5, 100 * GIB, 20 * GIB) == 5
+    assert kv_budget_bytes(None, 100 * GIB, 20 * GIB, 1 * GIB) == 40 * GIB
+    assert kv_budget_bytes(5, 100 * GIB, 20 * GIB, 1 * GIB) == 5
     with pytest.raises(ModelRefused, match="smaller model"):
-        kv_budget_bytes(None, 10 * GIB, 6 * GIB)
+        kv_budget_bytes(None, 10 * GIB, 6 * GIB, 0)
+
+
+def test_a_step_that_takes_much_takes_it_from_the_budget() -> None:
+    assert kv_budget_bytes(None, 100 * GIB, 20 * GIB, 25 * GIB) == 40 * GIB
+    assert kv_budget_bytes(None, 100 * GIB, 20 * GIB, 30 * GIB) == 35 * GIB
+    with pytest.raises(ModelRefused, match="max_num_batched_tokens"):
+        kv_budget_bytes(None, 100 * GIB, 20 * GIB, 65 * GIB)
 
 
 def write(path: Path, text: str) -> None:

@@ -66,7 +66,39 @@ def test_memory_is_freed_with_the_last_row() -> None:
     counts = PenaltyCounts(50_000)
     counts.admit(0, [1], [])
     counts.admit(5, [1], [])
+    mx.eval(counts.arrays())
     counts.release(0)
     assert mx.get_active_memory() - active > 100_000
     counts.release(5)
     assert mx.get_active_memory() - active < 1000
+
+
+def test_counting_a_token_changes_the_counts_in_place() -> None:
+    vocab_size, rows = 50_000, 8
+    counts = PenaltyCounts(vocab_size)
+    for row in range(rows):
+        counts.admit(row, [1, 2], [3])
+    batch = PenaltyRows(range(rows), range(rows), [PARAMS] * rows)
+    tokens = mx.array(list(range(rows)), mx.uint32)
+    mx.eval(counts.arrays(), tokens)
+    for _ in range(3):
+        active = mx.get_active_memory()
+        mx.reset_peak_memory()
+        counts.add(batch, tokens)
+        mx.eval(counts.arrays())
+        assert mx.get_peak_memory() - active < vocab_size * 4, "the counts of all rows were copied"
+
+
+def test_rows_may_have_more_tokens_than_there_was_room_for() -> None:
+    counts = PenaltyCounts(5000)
+    counts.admit(0, list(range(250)), [])
+    batch = PenaltyRows([0], [0], [PARAMS])
+    output = list(range(1000, 1010))
+    for token in output:
+        counts.add(batch, mx.array([token], mx.uint32))
+        counts.check_invariants()
+    counts.admit(1, list(range(3000)), [])
+    logits = mx.array(np.random.default_rng(3).normal(0, 2, (1, 5000)).astype(np.float32))
+    found = np.array(counts.apply(logits, batch))[0]
+    expected = adjusted_logits(np.array(logits[0]), PARAMS, range(250), output, eos=())
+    assert found == pytest.approx(expected, abs=1e-5)

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine_core.device import BlockId
 from engine_core.prefix_index import PrefixIndex
-from protocol.prefix_hash import BlockHash
+from protocol.prefix_hash import BLOCK_TOKENS, BlockHash
 
 
 def chain(name: str, blocks: int) -> list[BlockHash]:
@@ -19,10 +19,19 @@ def chain(name: str, blocks: int) -> list[BlockHash]:
     return hashes
 
 
+def tokens_of(block_hash: BlockHash) -> list[int]:
+    """What a block of these chains consists of: its letter, again and again."""
+    return [block_hash[-1]] * BLOCK_TOKENS
+
+
+def insert(index: PrefixIndex, hashes: list[BlockHash], place: int) -> BlockId | None:
+    return index.insert(hashes[place], hashes[place - 1], tokens_of(hashes[place]), is_first=place == 1)
+
+
 def store(index: PrefixIndex, hashes: list[BlockHash]) -> int:
     """Stores what is not stored yet; how many are stored then."""
     for place in range(index.matched(hashes) + 1, len(hashes)):
-        if index.insert(hashes, place) is None:
+        if insert(index, hashes, place) is None:
             break
     index.check_invariants()
     return index.matched(hashes)
@@ -47,7 +56,7 @@ def test_what_is_matched_is_the_longest_stored_prefix() -> None:
 
 def test_a_block_without_its_parent_is_not_stored() -> None:
     index = PrefixIndex(10)
-    assert index.insert(chain("ab", 2), 2) is None
+    assert insert(index, chain("ab", 2), 2) is None
     assert len(index) == 0
 
 
@@ -58,7 +67,7 @@ def test_the_longest_unused_end_goes_first() -> None:
     index.use(chain("ab", 2)[1:], protect=False)
     store(index, chain("e", 1))
     assert [index.matched(chain(name, 2)) for name in ("ab", "cd")] == [2, 1]
-    assert index.take_evicted() == [BlockId(3)]
+    assert index.take_evicted() == [(BlockId(3), chain("cd", 2)[2])]
     assert index.take_evicted() == []
 
 
@@ -95,11 +104,11 @@ def test_a_pinned_block_keeps_all_before_it() -> None:
     index.set_capacity(0)
     index.check_invariants()
     assert index.matched(hashes) == 2
-    assert index.insert(chain("x", 1), 1) is None
+    assert insert(index, chain("x", 1), 1) is None
     index.unpin(hashes[2])
     index.set_capacity(0)
     assert len(index) == 0
-    assert sorted(index.take_evicted()) == [0, 1, 2]
+    assert sorted(block_id for block_id, _ in index.take_evicted()) == [0, 1, 2]
 
 
 def test_less_room_takes_protected_blocks_last() -> None:
@@ -121,6 +130,19 @@ def test_unpinning_too_often_is_a_bug() -> None:
         index.unpin(chain("a", 1)[1])
 
 
+def test_the_beginning_of_a_stored_block_is_found() -> None:
+    index = PrefixIndex(10)
+    root, block_hash = BlockHash(b"root"), BlockHash(b"a")
+    index.insert(block_hash, root, range(BLOCK_TOKENS), is_first=True)
+    assert index.most_alike(root, [0, 1, 2, 9]) == (block_hash, 3)
+    assert index.most_alike(root, list(range(40))) == (block_hash, 40)
+    assert index.most_alike(root, [1, 2]) is None
+    assert index.most_alike(root, []) is None
+    assert index.most_alike(block_hash, [0, 1]) is None
+    index.set_capacity(0)
+    assert index.most_alike(root, [0, 1]) is None, "it is gone"
+
+
 CHAINS = st.builds(chain, st.text("abc", min_size=1, max_size=6), st.integers(1, 12))
 
 
@@ -132,11 +154,12 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = PrefixIndex(8)
         self.present: dict[BlockHash, BlockId] = {}
         self.pinned: list[list[BlockHash]] = []
+        """What somebody knows who only follows the changes."""
 
     @rule(hashes=CHAINS)
     def store(self, hashes: list[BlockHash]) -> None:
         for place in range(self.index.matched(hashes) + 1, len(hashes)):
-            block_id = self.index.insert(hashes, place)
+            block_id = insert(self.index, hashes, place)
             self.forget_evicted()
             if block_id is None:
                 return
@@ -167,9 +190,8 @@ class IndexMachine(RuleBasedStateMachine):
         assert set(self.present) <= {h for hashes in self.pinned for h in hashes} or len(self.index) <= capacity
 
     def forget_evicted(self) -> None:
-        evicted = set(self.index.take_evicted())
-        assert evicted <= set(self.present.values())
-        self.present = {h: block_id for h, block_id in self.present.items() if block_id not in evicted}
+        for block_id, block_hash in self.index.take_evicted():
+            assert self.present.pop(block_hash) == block_id
 
     @invariant()
     def sound(self) -> None:

@@ -22,11 +22,19 @@ def request(tokens: int, **sampling: object) -> EngineCoreRequest:
     return EngineCoreRequest(RequestId("r"), ClientIndex(0), 0, "m", tokens, parameters, arrival_time_s=0.0)
 
 
+def resumed(tokens: int, num_output_tokens: int) -> EngineCoreRequest:
+    return msgspec.structs.replace(request(tokens), num_output_tokens=num_output_tokens)
+
+
 def test_a_sound_request_comes_with_its_prompt() -> None:
     sound = request(3, stop_token_ids=(0, 99), logit_bias={99: 1.0}, seed=2**64 - 1)
     assert check_request(sound, [pack_token_ids([0, 50, 99])], VOCABULARY) == RequestArrived(
         sound, array("I", [0, 50, 99])
     )
+
+
+def test_a_resumed_request_may_bring_all_its_tokens_but_the_last() -> None:
+    assert isinstance(check_request(resumed(5, 4), [pack_token_ids([1] * 5)], VOCABULARY), RequestArrived)
 
 
 def test_prefixes_are_named_by_tokens_model_and_salt_where_they_are_stored() -> None:
@@ -52,11 +60,14 @@ def test_prefixes_are_named_by_tokens_model_and_salt_where_they_are_stored() -> 
         (request(0), [b""], "empty"),
         (request(1), [b"12345"], "token ids"),
         (request(1), [], "0 buffers"),
-        (request(1), [pack_token_ids([1]), b""], "2 buffers"),
+        (request(1), [pack_token_ids([1]), b"", b""], "3 buffers"),
         (request(1, stop_token_ids=(100,)), [pack_token_ids([1])], "100"),
         (request(1, logit_bias={-1: 0.5}), [pack_token_ids([1])], "-1"),
         (request(1, max_tokens=0), [pack_token_ids([1])], "max_tokens"),
         (request(1, seed=-1), [pack_token_ids([1])], "seed"),
+        (resumed(3, -1), [pack_token_ids([1, 2, 3])], "num_output_tokens"),
+        (resumed(3, 3), [pack_token_ids([1, 2, 3])], "num_output_tokens is 3"),
+        (resumed(9, 5), [pack_token_ids([1] * 9)], "max_tokens 5"),
     ],
 )
 def test_what_could_harm_the_others_is_refused_with_the_reason(

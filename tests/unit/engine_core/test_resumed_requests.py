@@ -8,13 +8,16 @@ from token_device import TokenDevice, output_alone
 
 from engine_core.events import RequestArrived, RequestInvalid
 from engine_core.request_check import check_request
-from engine_core.scheduler import Scheduler, SchedulerLimits
+from engine_core.scheduler import Scheduler
+from engine_core.scheduler_limits import SchedulerLimits
 from protocol.codec import pack_token_ids
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from protocol.sampling import SamplingParams
 
-LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=513, kv_capacity_tokens=2_048)
+LIMITS = SchedulerLimits(
+    max_num_seqs=2, max_num_batched_tokens=16, max_model_len=513, kv_capacity_tokens=2_048, pool_lengths=(256, 512)
+)
 PROMPT = [1, 2, 3]
 MAX_TOKENS = 6
 
@@ -30,11 +33,15 @@ def resumed(num_output_tokens: int, max_tokens: int = MAX_TOKENS) -> EngineCoreR
 def test_the_rest_is_what_would_have_come_at_its_own_positions(done: int) -> None:
     whole = output_alone(PROMPT, MAX_TOKENS)
     scheduler = Scheduler(LIMITS, eos_token_ids=[])
-    device = TokenDevice(LIMITS.kv_capacity_tokens, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
+    device = TokenDevice(
+        LIMITS.kv_capacity_tokens, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens, LIMITS.pool_lengths
+    )
     scheduler.add(resumed(done), array("I", PROMPT + whole[:done]))
     outputs: list[EngineCoreOutput] = []
     while scheduler.has_requests:
-        outputs += scheduler.update(device.run(scheduler.plan())).get(ClientIndex(0), [])
+        plan = scheduler.plan()
+        assert plan is not None
+        outputs += scheduler.update(device.run(plan)).get(ClientIndex(0), [])
         scheduler.check_invariants()
     assert [output.position for output in outputs] == list(range(done, MAX_TOKENS))
     assert [token for output in outputs for token in output.token_ids] == whole[done:]

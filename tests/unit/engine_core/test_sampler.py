@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sampling_reference import Floats, acceptable_tokens, adjusted_logits, probabilities
 
-from engine_core.device import Admission, DecodeRow
+from engine_core.device import Admission, DecodeRow, Slot
 from engine_core.sampler import Sampler
 from engine_core.uniforms import uniform
 from protocol.sampling import SamplingParams
@@ -20,17 +20,17 @@ def params(**fields: Any) -> SamplingParams:
 
 
 def admission(row: int, sampling: SamplingParams, prompt: tuple[int, ...] = (), output: tuple[int, ...] = ()) -> Any:
-    return Admission(row, prompt, output, sampling)
+    return Admission(row, Slot(0, row), prompt, output, sampling)
 
 
-def sampled(logits: Floats, *admissions: Admission, position: int | None = None) -> list[int]:
+def sampled(logits: Floats, *admissions: Admission, position: int | None = None, lookahead: bool = False) -> list[int]:
     """Samples one token for each sequence, all in one batch, from a new sampler."""
-    sampler = Sampler(logits.shape[1], EOS)
+    sampler = Sampler(logits.shape[1], EOS, lookahead=lookahead)
     decodes = []
     for entry in admissions:
         sampler.admit(entry)
         decodes.append(DecodeRow(entry.row, 0, 0, len(entry.output) if position is None else position))
-    tokens: list[int] = sampler.sample(mx.array(logits.astype(np.float32)), decodes).tolist()  # type: ignore[assignment]
+    tokens: list[int] = sampler.sample(mx.array(logits.astype(np.float32)), decodes).tokens.tolist()  # type: ignore[assignment]
     sampler.check_invariants()
     return tokens
 
@@ -50,7 +50,7 @@ def random_admission(draw: random.Random, row: int) -> Admission:
         seed=draw.getrandbits(64),
         temperature=maybe(draw.uniform(0.2, 1.8), 0.0),
         top_p=maybe(draw.uniform(0.05, 0.99), 1.0),
-        top_k=maybe(draw.choice([1, 20, 64, 65, 500]), 0),
+        top_k=maybe(draw.choice([1, 20, 64, 65, 256, 500]), 0),
         min_p=maybe(draw.uniform(0.001, 0.3), 0.0),
         repetition_penalty=maybe(draw.uniform(0.7, 1.6), 1.0),
         presence_penalty=maybe(draw.uniform(-2, 2), 0.0),
@@ -59,8 +59,11 @@ def random_admission(draw: random.Random, row: int) -> Admission:
         stop_token_ids=maybe((5, 9), ()),
         ignore_eos=draw.random() < 0.5,
         logit_bias=maybe({draw.randrange(VOCAB): draw.uniform(-10, 10) for _ in range(3)}, {}),
+        allowed_token_ids=draw.choice([None, None, tuple(draw.sample(range(VOCAB), 700))]),
+        bad_words_token_ids=draw.choice([(), tuple((draw.randrange(VOCAB),) for _ in range(2000))]),
+        logprobs=draw.choice([None, 0, 5]),
     )
-    return Admission(row, history[:20], history[20 : 20 + draw.randrange(20)], sampling)
+    return Admission(row, Slot(0, row), history[:20], history[20 : 20 + draw.randrange(20)], sampling)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -68,7 +71,8 @@ def test_every_mix_of_parameters_agrees_with_the_reference(seed: int) -> None:
     draw = random.Random(seed)
     admissions = [random_admission(draw, row) for row in range(24)]
     logits = random_logits(24, seed=seed)
-    for entry, row_logits, token in zip(admissions, logits, sampled(logits, *admissions), strict=True):
+    tokens = sampled(logits, *admissions, lookahead=seed % 2 == 0)
+    for entry, row_logits, token in zip(admissions, logits, tokens, strict=True):
         sampling = entry.sampling
         adjusted = adjusted_logits(row_logits, sampling, entry.prompt, entry.output, EOS)
         drawn_at = uniform(sampling.seed, len(entry.output))
@@ -80,10 +84,13 @@ def test_a_row_gets_the_same_token_alone_and_in_any_batch(seed: int) -> None:
     draw = random.Random(100 + seed)
     admissions = [random_admission(draw, row) for row in range(32)]
     logits = random_logits(32, seed=seed)
-    together = sampled(logits, *admissions)
+    lookahead = seed % 2 == 0
+    together = sampled(logits, *admissions, lookahead=lookahead)
     order = draw.sample(range(32), 9)
-    assert sampled(logits[order], *[admissions[i] for i in order]) == [together[i] for i in order]
-    assert [sampled(logits[i : i + 1], admissions[i])[0] for i in range(32)] == together
+    some = sampled(logits[order], *[admissions[i] for i in order], lookahead=lookahead)
+    assert some == [together[i] for i in order]
+    alone = [sampled(logits[i : i + 1], admissions[i], lookahead=lookahead)[0] for i in range(32)]
+    assert alone == together
 
 
 MIXES: list[dict[str, Any]] = [
@@ -149,10 +156,10 @@ def test_minimum_tokens_bars_what_would_end_the_request(sampling: Any, position:
 
 
 def test_penalties_count_each_token_as_it_is_sampled() -> None:
-    sampler = Sampler(4, EOS)
-    sampler.admit(Admission(6, [0], [], params(temperature=0.0, frequency_penalty=1.0)))
+    sampler = Sampler(4, EOS, lookahead=True)
+    sampler.admit(Admission(6, Slot(0, 6), [0], [], params(temperature=0.0, frequency_penalty=1.0)))
     logits = mx.array([[2.5, 2.0, 0.0, 0.0]])
-    tokens = [sampler.sample(logits, [DecodeRow(6, 1 + i, 0, i)]).item() for i in range(5)]
+    tokens = [sampler.sample(logits, [DecodeRow(6, 1 + i, 0, i)]).tokens.item() for i in range(5)]
     assert tokens == [0, 1, 0, 1, 0]
 
 
@@ -177,19 +184,56 @@ def test_logit_bias_forces_and_bans_tokens() -> None:
 
 def test_half_precision_logits_are_sampled_in_float32() -> None:
     logits = mx.array(random_logits(1).astype(np.float32)).astype(mx.bfloat16)
-    sampler = Sampler(VOCAB, EOS)
+    sampler = Sampler(VOCAB, EOS, lookahead=True)
     sampler.admit(admission(0, params(seed=4, top_p=0.9)))
-    token = sampler.sample(logits, [DecodeRow(0, 0, 0, 0)]).item()
+    token = sampler.sample(logits, [DecodeRow(0, 0, 0, 0)]).tokens.item()
     exact = np.array(logits.astype(mx.float32)).astype(np.float64)[0]
     assert token in acceptable_tokens(probabilities(exact, params(top_p=0.9)), uniform(4, 0), slack=2e-5)
 
 
 def test_rows_that_leave_and_join_do_not_inherit_parameters() -> None:
-    sampler = Sampler(4, EOS)
+    sampler = Sampler(4, EOS, lookahead=True)
     logits = mx.array([[3.0, 1.0, 0.0, 0.0]])
     decode = [DecodeRow(0, 0, 0, 0)]
     for bias, expected in ((-9.0, 1), (0.0, 0), (-9.0, 1)):
         sampler.admit(admission(0, params(temperature=0.0, logit_bias={0: bias}, frequency_penalty=2.5)))
-        assert sampler.sample(logits, decode).item() == expected
+        assert sampler.sample(logits, decode).tokens.item() == expected
         sampler.release(0)
         sampler.check_invariants()
+
+
+def test_bad_words_and_allowed_tokens_hold_while_the_output_grows() -> None:
+    sampling = params(temperature=0.0, allowed_token_ids=(0, 1), bad_words_token_ids=((0, 0), (1, 1)))
+    sampler = Sampler(4, EOS, lookahead=True)
+    sampler.admit(Admission(2, Slot(0, 2), [0], [], sampling))
+    logits = mx.array([[2.0, 1.0, 5.0, 5.0]])
+    tokens = [sampler.sample(logits, [DecodeRow(2, 1 + i, 0, i)]).tokens.item() for i in range(4)]
+    assert tokens == [0, 1, 0, 1]
+    sampler.release(2)
+    sampler.check_invariants()
+
+
+def test_log_probabilities_come_of_the_rows_that_ask_and_from_the_logits_of_the_model() -> None:
+    logits = random_logits(3, vocab_size=50)
+    sampler = Sampler(50, EOS, lookahead=True)
+    for row, fields in enumerate(({}, {"logprobs": 2, "logit_bias": {7: 50.0}}, {"logprobs": 0})):
+        sampler.admit(admission(row, params(temperature=0.0, **fields)))
+    result = sampler.sample(mx.array(logits.astype(np.float32)), [DecodeRow(row, 0, 0, 0) for row in range(3)])
+    found = result.logprobs()
+    assert found.keys() == {1, 2}
+    exact = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert found[1].logprob == pytest.approx(exact[1, 7], abs=1e-5), "the biased token, without its bias"
+    assert list(found[1].top_ids) == np.argsort(-logits[1])[:2].tolist()
+    assert (found[2].rank, list(found[2].top_ids)) == (1, [])
+
+
+@pytest.mark.parametrize("lookahead", [True, False])
+def test_with_lookahead_nothing_is_evaluated_while_a_step_is_built(lookahead: bool) -> None:
+    """What was computed has memory; what is still to be computed has none."""
+    sampler = Sampler(VOCAB, EOS, lookahead=lookahead)
+    fields: dict[str, Any] = {"top_p": 0.9, "repetition_penalty": 1.1, "bad_words_token_ids": ((1, 2),), "logprobs": 3}
+    sampler.admit(admission(0, params(temperature=1.0, **fields), (1, 2), (3,)))
+    pending = mx.zeros((1, VOCAB)) + 1.0
+    before = mx.get_active_memory()
+    sampler.sample(pending, [DecodeRow(0, 0, 0, 1)])
+    assert (mx.get_active_memory() - before < VOCAB) == lookahead

@@ -16,7 +16,10 @@ from engine_core.device import (
     DecodeRow,
     ModelRefused,
     PrefillChunk,
+    RowCopy,
+    Slot,
     StepPlan,
+    StepResult,
 )
 from engine_core.sim_card import IM_END, sim_card
 from engine_core.sim_device import SimDevice, SimulatedFailure, open_sim_device
@@ -28,15 +31,26 @@ INSTANT = SimOptions(prefill_ms_per_token=0, decode_ms=0, decode_ms_per_row=0)
 TOKENIZER = Tokenizer.from_str(sim_card("sim", 100, 259).tokenizer_json)
 
 
+def run(device: SimDevice, plan: StepPlan) -> StepResult:
+    device.submit(plan)
+    return device.collect()
+
+
+def admission(
+    row: int, prompt: list[int], output: tuple[int, ...] = (), sampling: SamplingParams = GREEDY
+) -> Admission:
+    return Admission(row, Slot(0, row), prompt, output, sampling)
+
+
 def generate(
     device: SimDevice, prompt: list[int], count: int, sampling: SamplingParams = GREEDY, row: int = 0
 ) -> bytes:
-    tokens = []
+    tokens: list[int] = []
     for position in range(count):
-        admissions = [Admission(row, prompt, (), sampling)] if position == 0 else []
+        admissions = [admission(row, prompt, sampling=sampling)] if position == 0 else []
         decode = DecodeRow(row, len(prompt) - 1 + position, 1, position)
-        tokens += device.run(StepPlan(admissions=admissions, kv_rows=row + 1, kv_length=256, decodes=[decode]))
-    device.run(StepPlan(releases=[row]))
+        tokens += run(device, StepPlan(admissions=admissions, decodes=[decode])).token_ids
+    run(device, StepPlan(releases=[row]))
     return bytes(token % 256 for token in tokens)
 
 
@@ -60,8 +74,8 @@ def test_tokens_are_letters_and_spaces() -> None:
 def test_a_preempted_request_goes_on_where_it_was() -> None:
     device = SimDevice(INSTANT)
     whole = generate(device, [1, 2], 10)
-    resumed = Admission(3, [1, 2], tuple(whole[:6]), GREEDY)
-    [token] = device.run(StepPlan(admissions=[resumed], decodes=[DecodeRow(3, 7, whole[5], 6)]))
+    resumed = admission(3, [1, 2], tuple(whole[:6]))
+    [token] = run(device, StepPlan(admissions=[resumed], decodes=[DecodeRow(3, 7, whole[5], 6)])).token_ids
     assert token == whole[6]
 
 
@@ -75,28 +89,43 @@ def test_the_end_of_sequence_comes_when_asked_and_not_before_min_tokens() -> Non
 
 def test_a_step_takes_the_time_that_it_is_said_to_take() -> None:
     device = SimDevice(SimOptions(prefill_ms_per_token=2, decode_ms=20, decode_ms_per_row=5))
-    admissions = [Admission(row, [1] * 11, (), GREEDY) for row in range(2)]
+    admissions = [admission(row, [1] * 11) for row in range(2)]
     began = time.perf_counter()
-    device.run(StepPlan(admissions=admissions, prefills=[PrefillChunk(0, 0, [1] * 10)]))
+    prefill = run(device, StepPlan(admissions=admissions, prefills=[PrefillChunk(0, 0, [1] * 10)]))
     prefilled = time.perf_counter()
-    device.run(StepPlan(decodes=[DecodeRow(0, 10, 1, 0), DecodeRow(1, 10, 1, 0)]))
+    decode = run(device, StepPlan(decodes=[DecodeRow(0, 10, 1, 0), DecodeRow(1, 10, 1, 0)]))
     decoded = time.perf_counter()
-    assert prefilled - began >= 0.020
-    assert decoded - prefilled >= 0.030
+    assert prefilled - began >= prefill.elapsed_s == pytest.approx(0.020)
+    assert decoded - prefilled >= decode.elapsed_s == pytest.approx(0.030)
+
+
+def test_a_second_step_that_waits_begins_when_the_first_has_ended() -> None:
+    device = SimDevice(SimOptions(decode_ms=30, decode_ms_per_row=0))
+    began = time.perf_counter()
+    device.submit(StepPlan(admissions=[admission(0, [1])], decodes=[DecodeRow(0, 0, 1, 0)]))
+    device.submit(StepPlan(decodes=[DecodeRow(0, 1, None, 1)]))
+    assert time.perf_counter() - began < 0.03, "it is not waited for"
+    results = [device.collect(), device.collect()]
+    assert time.perf_counter() - began >= 0.06
+    assert bytes(token for result in results for token in result.token_ids) == generate(SimDevice(INSTANT), [1], 2)
+    assert [result.elapsed_s for result in results] == [pytest.approx(0.03)] * 2
 
 
 def test_blocks_take_the_time_that_they_are_said_to_take() -> None:
     device = SimDevice(SimOptions(prefill_ms_per_token=0, decode_ms=0, decode_ms_per_row=0, restore_ms_per_token=0.1))
-    device.run(StepPlan(admissions=[Admission(row, [1] * 200, (), GREEDY) for row in range(2)]))
+    run(device, StepPlan(admissions=[admission(row, [1] * 200) for row in range(3)]))
     saves = [BlockSave(BlockId(number), 0, 64 * number) for number in range(3)]
     began = time.perf_counter()
-    device.run(StepPlan(saves=saves, restores=[BlockRestore(1, [BlockId(0), BlockId(1)])]))
-    assert time.perf_counter() - began >= 0.1 * 5 * 64 / 1_000
+    run(
+        device,
+        StepPlan(saves=saves, copies=[RowCopy(0, 2, 28)], restores=[BlockRestore(1, [BlockId(0), BlockId(1)], 100)]),
+    )
+    assert time.perf_counter() - began >= 0.1 * (3 * 64 + 28 + 100) / 1_000
 
 
 def test_the_step_that_shall_fail_fails() -> None:
     device = SimDevice(SimOptions(decode_ms=0, decode_ms_per_row=0, fail_at_step=3))
-    device.run(StepPlan(releases=[]))  # computes nothing: no step
+    run(device, StepPlan(releases=[]))  # computes nothing: no step
     generate(device, [1], 2)
     with pytest.raises(SimulatedFailure, match="step 3"):
         generate(device, [1], 1)
@@ -105,6 +134,7 @@ def test_the_step_that_shall_fail_fails() -> None:
 def test_options_are_read_from_the_model_name() -> None:
     options = parse_sim_options("sim:decode_ms=2.5,max_model_len=1000,eos_after=7")
     assert (options.decode_ms, options.max_model_len, options.eos_after) == (2.5, 1000, 7)
+    assert parse_sim_options("sim:lookahead=true").lookahead
     assert parse_sim_options("sim:") == SimOptions()
 
 
@@ -136,6 +166,15 @@ def test_it_opens_under_the_served_name_and_tells_its_progress() -> None:
     assert opened.device.kv_capacity_tokens == SimOptions().kv_capacity_tokens
     assert progress == sorted(progress)
     assert len(progress) > 3
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "capacity", "lengths"),
+    [(8_192, 65_536, (256, 512, 1_024, 2_048, 4_096, 8_192)), (600, 300, (256,))],
+)
+def test_its_longest_slot_fits_its_cache(max_model_len: int, capacity: int, lengths: tuple[int, ...]) -> None:
+    options = SimOptions(max_model_len=max_model_len, kv_capacity_tokens=capacity)
+    assert tuple(SimDevice(options).pool_lengths) == lengths
 
 
 @given(st.text())

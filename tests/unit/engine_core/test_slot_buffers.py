@@ -2,55 +2,58 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine_core.slot_buffers import SlotBuffers, StateBuffers
-from engine_core.slot_layout import LayerLayout, StateArray, StateLayout
-from engine_core.slot_shape import SlotShape
+from engine_core import slot_buffers
+from engine_core.device import Slot
+from engine_core.slot_buffers import SlotPools
+from engine_core.slot_layout import LayerLayout, StateLayout
 
 LAYOUT = LayerLayout(heads=2, key_dim=4, value_dim=8, key_dtype=mx.float32, value_dtype=mx.float16)
+LENGTHS = (16, 1024)
 
 
-def filled(shape: SlotShape, layers: int = 3) -> SlotBuffers:
-    buffers = SlotBuffers([LAYOUT] * layers)
-    buffers.resize(shape)
-    for layer in buffers.layers:
-        layer.keys[...] = mx.arange(layer.keys.size).reshape(layer.keys.shape)
-        layer.values[...] = mx.ones(layer.values.shape, mx.float16)
-    mx.eval(buffers.arrays())
-    return buffers
+def filled(pool_slots: tuple[int, int], layers: int = 3) -> SlotPools:
+    pools = SlotPools([LAYOUT] * layers, LENGTHS)
+    pools.resize(pool_slots)
+    for pool in pools.pools:
+        for number, layer in enumerate(pool.layers):
+            layer.keys[...] = mx.arange(layer.keys.size).reshape(layer.keys.shape) + number
+            layer.values[...] = mx.ones(layer.values.shape, mx.float16)
+    mx.eval(pools.arrays())
+    pools.check_invariants()
+    return pools
+
+
+def keys(pools: SlotPools, pool: int, layer: int = 0) -> np.ndarray:
+    return np.array(pools.pools[pool].layers[layer].keys)
 
 
 def test_a_token_costs_what_its_keys_and_values_take() -> None:
     assert LAYOUT.bytes_per_token == 2 * (4 * 4 + 8 * 2)
 
 
-def test_growth_keeps_what_was_cached() -> None:
-    buffers = filled(SlotShape(2, 256))
-    before = np.array(buffers.layers[0].keys)
-    buffers.resize(SlotShape(5, 512))
-    buffers.check_invariants()
-    after = np.array(buffers.layers[0].keys)
-    assert (after[:2, :, :257] == before).all()
-    assert (after[2:] == 0).all() and (after[:, :, 257:] == 0).all()
-    assert buffers.layers[0].values.dtype == mx.float16
+def test_growth_keeps_what_was_cached_and_touches_no_other_pool() -> None:
+    pools = filled((2, 3))
+    before, other = keys(pools, 0), pools.pools[1].layers[0].keys
+    pools.resize((5, 3))
+    pools.check_invariants()
+    after = keys(pools, 0)
+    assert (after[:2] == before).all() and (after[2:] == 0).all()
+    assert pools.pools[0].layers[0].values.dtype == mx.float16
+    assert pools.pools[1].layers[0].keys is other
 
 
-def test_rows_and_length_may_shrink() -> None:
-    buffers = filled(SlotShape(4, 512))
-    before = np.array(buffers.layers[2].keys)
-    buffers.resize(SlotShape(1, 1024))
-    buffers.check_invariants()
-    assert (np.array(buffers.layers[2].keys)[:1, :, :513] == before[:1]).all()
-
-
-@pytest.mark.parametrize("shape", [SlotShape(8, 256), SlotShape(2, 1024), SlotShape(2, 256)])
-def test_what_shrinks_frees_memory_at_once_and_is_then_written_in_place(shape: SlotShape) -> None:
-    buffers = SlotBuffers([LAYOUT, LAYOUT])
+@pytest.mark.parametrize("pool_slots", [(4, 2), (0, 2), (4, 0), (0, 1)])
+def test_what_shrinks_frees_memory_at_once_and_is_then_written_in_place(pool_slots: tuple[int, int]) -> None:
     before = mx.get_active_memory()
-    buffers.resize(SlotShape(8, 1024))
-    buffers.resize(shape)
-    asked = (shape.rows * (shape.length + 1)) * 2 * LAYOUT.bytes_per_token
-    assert mx.get_active_memory() - before < 1.1 * asked
-    for array in buffers.arrays():
+    pools = filled((4, 8), layers=2)
+    kept = keys(pools, 1, 1)[: pool_slots[1]]
+    pools.resize(pool_slots)
+    pools.check_invariants()
+    if pool_slots[1]:
+        assert (keys(pools, 1, 1) == kept).all()
+    tokens = pool_slots[0] * (LENGTHS[0] + 1) + pool_slots[1] * (LENGTHS[1] + 1)
+    assert mx.get_active_memory() - before < 1.1 * tokens * 2 * LAYOUT.bytes_per_token + 10_000
+    for array in pools.pools[1].planes():
         mx.reset_peak_memory()
         active = mx.get_active_memory()
         array[:1, :, :1] = 1
@@ -58,90 +61,66 @@ def test_what_shrinks_frees_memory_at_once_and_is_then_written_in_place(shape: S
         assert mx.get_peak_memory() - active < array.nbytes / 4
 
 
-def test_an_empty_shape_frees_all_memory() -> None:
+def test_no_slots_free_all_memory() -> None:
     before = mx.get_active_memory()
-    buffers = filled(SlotShape(8, 512))
+    pools = filled((8, 8))
     assert mx.get_active_memory() > before
-    buffers.resize(SlotShape())
-    buffers.check_invariants()
+    pools.resize((0, 0))
+    pools.check_invariants()
     assert mx.get_active_memory() == before
 
 
-def test_growth_needs_one_layer_twice_and_no_more() -> None:
-    buffers = filled(SlotShape(8, 1024), layers=20)
-    one_buffer = buffers.layers[0].keys.nbytes
+def test_growth_needs_one_array_twice_and_no_more() -> None:
+    pools = filled((0, 8), layers=20)
+    one_buffer = pools.pools[1].layers[0].keys.nbytes
     mx.reset_peak_memory()
-    buffers.resize(SlotShape(8, 2048))
-    grown_bytes = sum(array.nbytes for array in buffers.arrays())
+    pools.resize((0, 16))
     assert mx.get_peak_memory() - mx.get_active_memory() <= 2 * one_buffer
-    assert mx.get_active_memory() >= grown_bytes
+    assert mx.get_active_memory() >= sum(array.nbytes for array in pools.arrays())
 
 
-STATE = StateLayout((StateArray((3, 2), mx.float32), None))
+def test_a_pool_that_shrinks_makes_room_for_one_that_grows() -> None:
+    pools = filled((0, 8), layers=20)
+    mx.reset_peak_memory()
+    active = mx.get_active_memory()
+    pools.resize((256, 4))
+    assert mx.get_peak_memory() - active < active / 8
 
 
-def state(rows: int) -> StateBuffers:
-    buffers = StateBuffers(STATE, rows)
-    buffers.store(slice(0, rows), [mx.arange(rows * 6).reshape(rows, 3, 2), None])
-    return buffers
+@pytest.mark.parametrize(
+    ("source", "target"), [(Slot(0, 1), Slot(0, 3)), (Slot(0, 2), Slot(1, 1)), (Slot(1, 0), Slot(0, 0))]
+)
+@pytest.mark.parametrize("at_once_bytes", [1, 10**9])
+def test_a_copy_takes_the_first_tokens_and_leaves_the_rest(
+    source: Slot, target: Slot, at_once_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_buffers, "COPIED_AT_ONCE_BYTES", at_once_bytes)
+    pools = filled((4, 2))
+    before = [keys(pools, target.pool, layer) for layer in range(3)]
+    read = [keys(pools, source.pool, layer)[source.index] for layer in range(3)]
+    pools.copy(source, target, 5)
+    for layer in range(3):
+        after = keys(pools, target.pool, layer)
+        assert (after[target.index, :, :5] == read[layer][:, :5]).all()
+        after[target.index, :, :5] = before[layer][target.index, :, :5]
+        assert (after == before[layer]).all()
 
 
-def values(buffers: StateBuffers) -> np.ndarray:
-    return np.array(buffers.arrays[0])
-
-
-def test_the_state_of_a_sequence_that_starts_is_none() -> None:
-    assert state(3).read(slice(1, 2), start=0) == [None, None]
-    read = state(3).read(slice(1, 2), start=5)
-    assert np.array(read[0]).ravel().tolist() == list(range(6, 12)) and read[1] is None
-
-
-def test_only_changed_rows_are_stored() -> None:
-    buffers, before = state(4), values(state(4))
-    buffers.store(slice(1, 3), [mx.full((2, 3, 2), -1.0), None], changed=mx.array([False, True]))
-    assert (values(buffers)[[0, 1, 3]] == before[[0, 1, 3]]).all() and (values(buffers)[2] == -1).all()
-    buffers.store(slice(0, 4), [mx.full((4, 3, 2), -2.0), None], changed=mx.array([True, False, False, False]))
-    assert (values(buffers)[0] == -2).all() and (values(buffers)[1] == before[1]).all()
-
-
-def test_a_state_is_kept_in_the_dtype_of_the_layout() -> None:
-    buffers = state(2)
-    for rows in (slice(0, 2), slice(1, 2)):
-        buffers.store(rows, [mx.zeros((rows.stop - rows.start, 3, 2), mx.float16), None])
-        assert buffers.arrays[0] is not None and buffers.arrays[0].dtype == mx.float32
-
-
-def test_states_grow_by_the_row_alone() -> None:
-    buffers = SlotBuffers([STATE, (LAYOUT, STATE)])
-    buffers.resize(SlotShape(2, 256))
-    buffers.check_invariants()
-    buffers.states[1].store(slice(0, 2), [mx.ones((2, 3, 2)), None])
-    first = buffers.states[0].arrays[0]
-    buffers.resize(SlotShape(2, 512))
-    assert buffers.states[0].arrays[0] is first
-    buffers.resize(SlotShape(5, 512))
-    buffers.check_invariants()
-    grown = values(buffers.states[1])
-    assert (grown[:2] == 1).all() and (grown[2:] == 0).all()
-    buffers.resize(SlotShape())
-    buffers.check_invariants()
-    assert buffers.arrays() == []
+def test_a_copy_within_a_pool_copies_no_buffer() -> None:
+    pools = filled((0, 32))
+    one_buffer = pools.pools[1].layers[0].keys.nbytes
+    for source, target in ((Slot(1, 3), Slot(1, 30)), (Slot(1, 30), Slot(1, 0))):
+        mx.reset_peak_memory()
+        active = mx.get_active_memory()
+        pools.copy(source, target, 100)
+        assert mx.get_peak_memory() - active < one_buffer / 4
 
 
 def test_a_layer_that_writes_nothing_takes_no_memory_and_grows_like_others() -> None:
-    buffers = SlotBuffers([LAYOUT, LayerLayout(0, 0, 0, mx.float32, mx.float32)])
-    for shape in (SlotShape(2, 256), SlotShape(4, 512)):
-        buffers.resize(shape)
-        buffers.check_invariants()
-    assert len(buffers.layers) == 2 and len(buffers.planes()) == 2
-
-
-def test_a_state_does_not_keep_the_chunk_that_it_is_the_end_of() -> None:
-    buffers = state(1)
-    chunk = mx.zeros((1, 10_000, 2))
-    mx.eval(chunk, buffers.arrays[0])
-    active = mx.get_active_memory()
-    buffers.store(slice(0, 1), [chunk[:, -3:], None])
-    mx.eval(buffers.arrays[0])
-    del chunk
-    assert active - mx.get_active_memory() >= 80_000
+    pools = SlotPools([LAYOUT, LayerLayout(0, 0, 0, mx.float32, mx.float32), (StateLayout((None,)), LAYOUT)], LENGTHS)
+    for pool_slots in ((2, 1), (4, 3)):
+        pools.resize(pool_slots)
+        pools.check_invariants()
+    pools.copy(Slot(0, 1), Slot(0, 2), 3)
+    pools.copy(Slot(0, 1), Slot(1, 2), 3)
+    assert len(pools.pools[0].layers) == 3 and len(pools.pools[0].planes()) == 4

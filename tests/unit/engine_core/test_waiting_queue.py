@@ -48,7 +48,7 @@ def test_a_preempted_sequence_is_before_all_that_came_later() -> None:
         waiting.add(each)
     waiting.remove(first)
     first.admit(0)
-    first.prefilled(3)
+    first.planned(3, decodes=False)
     first.preempt()
     waiting.add(first)
     waiting.check_invariants()

@@ -14,7 +14,7 @@ ALLOWED = {
     "api_server": {"protocol"},
     "coordinator": {"protocol"},
     "engine_core": {"protocol"},
-    "benchmarks": {"protocol"},
+    "benchmarks": {"protocol", "engine_core"},
 }
 HEAVY = {"mlx", "mlx_lm", "torch", "transformers"}
 
@@ -42,6 +42,13 @@ def test_packages_import_only_what_they_may(package: str) -> None:
     for source in sources(package):
         others = (imported_packages(source) & PACKAGES) - {package} - ALLOWED[package]
         assert not others, f"{source} imports {others}"
+
+
+def test_only_the_bench_of_the_engine_core_imports_it() -> None:
+    """It measures in process, what HTTP and sockets would hide; `bench serve` must run where no model library is."""
+    for source in sources("benchmarks"):
+        if not source.name.startswith("engine_") and source.name != "cli.py":
+            assert not imported_packages(source) & {"engine_core", *HEAVY}, source
 
 
 @pytest.mark.parametrize("package", ["protocol", "coordinator", "api_server"])
