@@ -84,10 +84,14 @@ async def serve(config: ApiServerConfig, lifeline: Lifeline) -> int:
 
 
 def _allowed_keys(config: ApiServerConfig, keyring: Keyring) -> AllowedKeys | None:
-    """Who may connect to the output address; None when that is not encrypted. Raises BadKey."""
+    """Who may connect to the output address, engine cores of this and of the coordinator's machine in any case.
+
+    None when it is not encrypted. Raises BadKey.
+    """
     if keyring.for_server(config.output_address) is None or keyring.own is None:
         return None
-    return AllowedKeys(keyring.own.public, None if config.allowed_keys_file is None else Path(config.allowed_keys_file))
+    always = [key for key in (keyring.own.public, keyring.coordinator) if key is not None]
+    return AllowedKeys(always, None if config.allowed_keys_file is None else Path(config.allowed_keys_file))
 
 
 async def _serve(

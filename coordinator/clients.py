@@ -52,6 +52,10 @@ class ClientTable:
         """The live API server with this name."""
         return next((client for client in self._live.values() if client.hello.name == name), None)
 
+    def at(self, index: ClientIndex) -> ClientMember | None:
+        """The live API server with this index."""
+        return next((client for client in self._live.values() if client.index == index), None)
+
     def has_index(self, index: ClientIndex) -> bool:
         """Whether a live API server has this index."""
         return any(client.index == index for client in self._live.values())

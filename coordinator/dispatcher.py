@@ -113,7 +113,7 @@ class Dispatcher:
         model = self._admission.view(request.model, self._table.in_flight(request.model), now_s)
         if request.attempt:  # it was let in before
             model = msgspec.structs.replace(model, max_requests=model.in_flight + 1)
-        views = self._router.views()
+        views = self._router.views(submission.client.index, now_s)
         route = self._admission.refusal(request, views, now_s) or self._router.choose(
             request, submission.block_keys, views, model
         )
@@ -242,6 +242,15 @@ class Dispatcher:
             self._trial.over(routed.key)
             self._tenants.unrouted(routed.key.request_id)
         return [routed.key for routed in lost]
+
+    def cut_off(self, engine: EngineMember, client: ClientMember) -> list[RequestKey]:
+        """Takes from an engine core what it has of an API server that it cannot reach; returns the keys."""
+        lost = [routed for routed in self._table.of_client(client.index) if routed.engine == engine.identity]
+        for routed in lost:
+            self._remove(routed)
+        keys = [routed.key for routed in lost]
+        self._abort_on(engine, keys)  # some may not have arrived there yet
+        return keys
 
     def client_gone(self, client: ClientMember) -> None:
         """Forgets the requests of a lost API server."""

@@ -102,7 +102,7 @@ def _open_door(
     config: CoordinatorConfig, own: KeyPair, stack: contextlib.ExitStack, context: "zmq.Context[ZmqSocket]"
 ) -> Door:
     path = None if config.allowed_keys_file is None else Path(config.allowed_keys_file)
-    keeper = Doorkeeper(AllowedKeys(own.public, path), time.monotonic)
+    keeper = Doorkeeper(AllowedKeys([own.public], path), time.monotonic)
     return Door(stack.enter_context(open_door(context)), keeper)
 
 

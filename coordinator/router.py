@@ -8,7 +8,7 @@ from coordinator.block_index import BlockIndex
 from coordinator.engines import EngineMember, EngineTable
 from coordinator.request_table import RequestTable
 from coordinator.routing import Candidate, Choice, EngineView, ModelView, Refusal, candidates, choose
-from protocol.identifiers import EngineIndex
+from protocol.identifiers import ClientIndex, EngineIndex
 from protocol.messages import EngineCoreRequest
 from protocol.prefix_hash import BLOCK_TOKENS, BlockKey
 
@@ -29,9 +29,9 @@ class Router:
         self._blocks = blocks
         self._last_chosen = EngineIndex(-1)
 
-    def views(self) -> list[EngineView]:
-        """All engine cores, as the policy looks at them."""
-        return [self._view(engine) for engine in self._engines]
+    def views(self, client: ClientIndex, now_s: float) -> list[EngineView]:
+        """All engine cores, as the policy looks at them for a request of this API server."""
+        return [self._view(engine, client, now_s) for engine in self._engines]
 
     def choose(
         self, request: EngineCoreRequest, keys: Sequence[BlockKey], views: Sequence[EngineView], model: ModelView
@@ -50,9 +50,9 @@ class Router:
         self._last_chosen = route.choice.index
         self._blocks.expect(route.engine.identity, request.key, keys)
 
-    def _view(self, engine: EngineMember) -> EngineView:
+    def _view(self, engine: EngineMember, client: ClientIndex, now_s: float) -> EngineView:
         identity = engine.identity
-        return engine.view(self._table.engine_count(identity), self._table.prefill_tokens(identity))
+        return engine.view(self._table.engine_count(identity), self._table.prefill_tokens(identity), client, now_s)
 
     def _candidate(
         self, view: EngineView, engine: EngineMember, request: EngineCoreRequest, keys: Sequence[BlockKey]

@@ -233,7 +233,9 @@ class CoordinatorLink:
             status.blocks
         )  # before the report: what a request that ended has stored is known then
         load = _completed(status, now_s, malformed_total)
-        worth_it = bool(status.ended) or is_news(self._reported, load) or now_s >= self._next_report_s
+        worth_it = (
+            bool(status.ended or status.unreachable) or is_news(self._reported, load) or now_s >= self._next_report_s
+        )
         self._reported = load
         if self._connected and not self._greeted and now_s >= self._next_report_s:
             return self._greet(now_s)
@@ -241,7 +243,7 @@ class CoordinatorLink:
             return blocks
         self._next_report_s = now_s + HEARTBEAT_S
         adds_received = status.adds_handled if status.welcome == self._welcomes else 0
-        return [*blocks, Send(LoadReport(load, adds_received, status.ended))]
+        return [*blocks, Send(LoadReport(load, adds_received, status.ended, status.unreachable))]
 
 
 def _completed(status: CoreStatus, now_s: float, malformed_total: int) -> Load:

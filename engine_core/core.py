@@ -45,6 +45,8 @@ class EngineCore:
         self._deadlines = Deadlines()
         self._drain_timeout_s = drain_timeout_s
         self._clients: dict[ClientIndex, ClientAddress] = {}
+        self._unreachable: list[ClientIndex] = []
+        """API servers found stuck since the last status."""
         self._welcome = 0
         self._adds_handled = 0
         self._progressed_s = 0.0
@@ -87,6 +89,7 @@ class EngineCore:
                 self._take_clients(addresses)
             case ClientStuck(client_index):
                 self._scheduler.drop_client(client_index)
+                self._unreachable.append(client_index)
             case CoordinatorWelcomed(welcome):
                 self._welcome, self._adds_handled = welcome, 0
             case CoordinatorRefused():
@@ -144,7 +147,8 @@ class EngineCore:
         ended = self._scheduler.take_ended()
         self._deadlines.forget(ended)
         blocks = self._scheduler.take_block_changes()
-        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s, blocks)
+        unreachable, self._unreachable = self._unreachable, []
+        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s, blocks, unreachable)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""

@@ -98,3 +98,5 @@ class CoreStatus(msgspec.Struct, frozen=True):
     """When a step was last completed or work began, in the clock of the busy loop; of no meaning when idle."""
     blocks: BlockChanges = {}
     """What was stored and evicted since the last status."""
+    unreachable: list[ClientIndex] = []
+    """API servers that were found not to take their outputs since the last status."""

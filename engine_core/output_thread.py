@@ -11,10 +11,11 @@ import zmq
 from engine_core.events import ClientsChanged, ClientStuck, CoreEvent, Joined
 from engine_core.output_streams import OutputStreams, PushSocket
 from engine_core.request_table import OutputsByClient
+from engine_core.watched_push import WatchedPush
 from protocol.curve import Keyring
 from protocol.identifiers import ClientIndex, Incarnation
 from protocol.messages import ClientAddress, wall_clock_s
-from protocol.sockets import SocketKind, open_socket
+from protocol.sockets import SocketKind, open_socket, open_watched_push
 
 
 class StepOutputs(msgspec.Struct, frozen=True):
@@ -90,4 +91,6 @@ class OutputThread:
 
     def _open_push(self, client: ClientAddress) -> PushSocket:
         curve = self._keyring.for_peer(client.public_key)
-        return open_socket(self._context, SocketKind.OUTPUTS_OUT, client.address, curve)[0]
+        if client.address.startswith("tcp://"):
+            return WatchedPush(*open_watched_push(self._context, client.address, curve))
+        return open_socket(self._context, SocketKind.OUTPUTS_OUT, client.address)[0]

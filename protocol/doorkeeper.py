@@ -7,7 +7,7 @@ does not come back by itself: libzmq gives the connection up for good.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from zmq.utils import z85
@@ -29,17 +29,17 @@ _REFUSED = b"400"
 
 
 class AllowedKeys:
-    """Owner of the list of public keys that may connect; those of this machine always may."""
+    """Owner of the list of public keys that may connect."""
 
-    def __init__(self, own: PublicKey, path: Path | None) -> None:
-        """Raises BadKey when the file cannot be read or holds what is no key."""
-        self._own = own
+    def __init__(self, always: Iterable[PublicKey], path: Path | None) -> None:
+        """`always` are allowed whatever the file says. Raises BadKey when it cannot be read or holds what is no key."""
+        self._always = frozenset(always)
         self._path = path
         self._keys = frozenset[PublicKey]() if path is None else read_allowed_keys(path)
 
     def __contains__(self, key: object) -> bool:
         """Whether this key may connect, by the file as it is now; by what it last said when it cannot be read."""
-        if key == self._own:
+        if key in self._always:
             return True
         if self._path is not None:
             try:

@@ -379,6 +379,9 @@ class LoadReport(Message, frozen=True):
     sent after that many is not in `load` yet. Counts every request, also one dropped as a duplicate."""
     finished: list[RequestKey] = []
     """Requests that ended since the last report."""
+    unreachable: list[ClientIndex] = []
+    """API servers that do not take their outputs: they refuse this engine core, are cut off from it or have stopped
+    reading. It has dropped their requests."""
 
 
 class BlocksChanged(Message, frozen=True):

@@ -143,11 +143,23 @@ def open_member(
     Sending while the connection is down raises zmq.Again (NOBLOCK) or blocks: keep what must not be lost.
     Raises AddressError.
     """
+    return _open_monitored(context, SocketKind.MEMBER, address, identity, curve)
+
+
+def open_watched_push(context: "zmq.Context[S]", address: str, curve: CurveClient | None = None) -> tuple[S, S]:
+    """An engine core's end of the outputs link over TCP, and the monitor of its connection. Raises AddressError."""
+    return _open_monitored(context, SocketKind.OUTPUTS_OUT, address, b"", curve)
+
+
+def _open_monitored(
+    context: "zmq.Context[S]", kind: SocketKind, address: str, identity: bytes, curve: CurveClient | None
+) -> tuple[S, S]:
     check_address(address, encrypted=curve is not None)
-    profile = _PROFILES[SocketKind.MEMBER]
+    profile = _PROFILES[kind]
     socket = context.socket(profile.socket_type)
     _configure(socket, profile)
-    socket.setsockopt(zmq.IDENTITY, identity)
+    if identity:
+        socket.setsockopt(zmq.IDENTITY, identity)
     monitor = socket.get_monitor_socket(_MONITORED)
     try:
         _configure_transport(socket, address, curve)

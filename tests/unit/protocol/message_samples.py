@@ -90,7 +90,7 @@ SAMPLES: list[Message] = [
     Refused("r"),
     RequestsLost([KEY]),
     EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5), [ClientIndex(6)]),
-    LoadReport(LOAD, 1, [KEY]),
+    LoadReport(LOAD, 1, [KEY], [ClientIndex(2)]),
     BlocksChanged(1, True),
     EngineWelcome(1, RUN, EngineIndex(2), True),
     Clients([ClientAddress(ClientIndex(1), "a", "p")], 2, RUN),
@@ -125,7 +125,7 @@ GOLDEN: dict[type[Message], str] = {
         "209901a16ea1690294a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f"
         "101112919392a172020304059106"
     ),
-    LoadReport: ("2193dc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f101112019192a17202"),
+    LoadReport: ("2194dc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f101112019192a172029102"),
     BlocksChanged: "229201c3",
     EngineWelcome: "309401a16902c3",
     Clients: "3193919301a161a17002a169",
