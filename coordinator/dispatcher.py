@@ -243,14 +243,12 @@ class Dispatcher:
             self._tenants.unrouted(routed.key.request_id)
         return [routed.key for routed in lost]
 
-    def cut_off(self, engine: EngineMember, client: ClientMember) -> list[RequestKey]:
-        """Takes from an engine core what it has of an API server that it cannot reach; returns the keys."""
+    def cut_off(self, engine: EngineMember, client: ClientMember) -> None:
+        """Takes from an engine core what it has of an API server that it cannot reach."""
         lost = [routed for routed in self._table.of_client(client.index) if routed.engine == engine.identity]
         for routed in lost:
             self._remove(routed)
-        keys = [routed.key for routed in lost]
-        self._abort_on(engine, keys)  # some may not have arrived there yet
-        return keys
+        self._abort_on(engine, [routed.key for routed in lost])  # some may not have arrived there yet
 
     def client_gone(self, client: ClientMember) -> None:
         """Forgets the requests of a lost API server."""

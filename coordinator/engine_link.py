@@ -76,9 +76,9 @@ class EngineLink:
         if client is None:
             return
         engine.cannot_reach(client_index, now_s)
-        keys = self._dispatcher.cut_off(engine, client)
-        self._outbox.to_client(client.identity, RequestsLost(keys))
-        self._note(engine, f"cannot reach API server {client.hello.name}: {len(keys)} requests go elsewhere")
+        self._dispatcher.cut_off(engine, client)
+        self._outbox.to_client(client.identity, RequestsLost([], all_of=engine.hello.incarnation))
+        self._note(engine, f"cannot reach API server {client.hello.name}: its requests go elsewhere")
 
     def _take_blocks(self, engine: EngineMember, change: BlocksChanged, buffers: Sequence[Frame]) -> None:
         if len(buffers) != 2 or any(len(buffer) % BLOCK_KEY_BYTES for buffer in buffers):

@@ -336,6 +336,8 @@ class RequestsLost(Message, frozen=True):
     """These requests are not where an earlier coordinator had said, or have just ended there."""
 
     keys: list[RequestKey]
+    all_of: Incarnation = Incarnation("")
+    """And all that were accepted by this engine core, if their end has not come: it cannot reach this API server."""
 
 
 class Card(Message, frozen=True):

@@ -114,7 +114,13 @@ def assert_undisturbed(streams: list[Stream], expected: list[Stream]) -> None:
         assert stream.is_done
         assert stream.text == same.text
         assert stream.finish_reason == same.finish_reason == "length"
-        assert stream.usage == same.usage
+        assert _counts(stream) == _counts(same)
+
+
+def _counts(stream: Stream) -> dict[str, Any]:
+    """Usage but for cached tokens: they depend on which prompts its engine core had seen before."""
+    assert stream.usage is not None
+    return {name: value for name, value in stream.usage.items() if name != "prompt_tokens_details"}
 
 
 def median_longest_gap_s(streams: list[Stream]) -> float:

@@ -88,7 +88,7 @@ SAMPLES: list[Message] = [
     Card("h"),
     CardUnknown("h"),
     Refused("r"),
-    RequestsLost([KEY]),
+    RequestsLost([KEY], RUN),
     EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5), [ClientIndex(6)]),
     LoadReport(LOAD, 1, [KEY], [ClientIndex(2)]),
     BlocksChanged(1, True),
@@ -120,7 +120,7 @@ GOLDEN: dict[type[Message], str] = {
     Card: "1491a168",
     CardUnknown: "1591a168",
     Refused: "1691a172",
-    RequestsLost: "17919192a17202",
+    RequestsLost: "17929192a17202a169",
     EngineHello: (
         "209901a16ea1690294a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f"
         "101112919392a172020304059106"
