@@ -13,7 +13,7 @@ import msgspec
 
 _CLONE_NEWNET = 0x40000000
 _NAMESPACES = Path("/run/netns")
-SUBNET = "10.97.0"
+SUBNET = "10.0.0"
 HUB = Path(__file__).with_name("slow_hub.py")
 
 
