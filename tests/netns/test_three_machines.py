@@ -1,5 +1,6 @@
 """Coordinator and API server on one machine, engine cores on two others: what the network does to them."""
 
+import re
 import time
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_two_machines_that_cannot_reach_one_another_do_without(
             cut = lambda: hub.cut_between(b.namespace, c.namespace)  # noqa: E731
             streams = run_streams(c.shoal, requests_of(expected), cut, 1.0)
             assert_undisturbed(streams, expected)
-            assert "engine-0@b (index 1) cannot reach API server api-0@c" in a.shoal.log
+            assert re.search(r"engine-0@b \(index \d\) cannot reach API server api-0@c", a.shoal.log)
             assert_undisturbed(run_streams(c.shoal, requests_of(expected)[:4]), expected[:4])
         for machine in machines:
             machine.stop()
