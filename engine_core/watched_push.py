@@ -12,10 +12,13 @@ import zmq
 
 from protocol.codec import Frame
 from protocol.errors import AddressError
+from protocol.heartbeats import SILENCE_S
 from protocol.sockets import REFUSALS, ConnectionEvent, connection_event
 
-UNREACHABLE_AFTER_S = 5.0
-"""Without a connection: two attempts to make one (see protocol.sockets), and the loss of a few packets."""
+UNREACHABLE_AFTER_S = SILENCE_S
+"""Without a connection. It must have been noticed (3 s at most) and have lasted so long before the last message that a
+silent stream sends by itself (engine_core.output_streams: 7 s after the one before), or nobody would ever look again.
+"""
 
 
 class WatchedPush:
