@@ -34,6 +34,7 @@ class EngineLink:
         self._incarnation = parts.incarnation
         self._engines = parts.engines
         self._blocks = parts.blocks
+        self._cut_offs = parts.cut_offs
         self._clients = parts.clients
         self._dispatcher = parts.dispatcher
         self._cards = parts.cards
@@ -75,7 +76,7 @@ class EngineLink:
         client = self._clients.at(client_index)
         if client is None:
             return
-        engine.cannot_reach(client_index, now_s)
+        self._cut_offs.add(engine.identity, client_index, now_s)
         self._dispatcher.cut_off(engine, client)
         self._outbox.to_client(client.identity, RequestsLost([], all_of=engine.hello.incarnation))
         self._note(engine, f"cannot reach API server {client.hello.name}: its requests go elsewhere")

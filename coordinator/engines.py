@@ -15,8 +15,6 @@ MAX_ENGINES = 1024
 """Live at once; a Hello beyond is refused."""
 MAX_LOST = 256
 """Lost engine cores that are remembered in case they come back; at the limit the oldest is forgotten."""
-CUT_OFF_S = 10.0
-"""For which no request of an API server goes to an engine core that could not reach it; then it is tried again."""
 MAX_NAMES = 4 * MAX_ENGINES
 """Names that keep their index; at the limit the one of an engine core that is not there, met longest ago, goes."""
 
@@ -41,7 +39,6 @@ class EngineMember:
         self.hello = hello
         self.load = hello.load
         self._awaited: set[ClientIndex] = set()
-        self._cut_off_until_s: dict[ClientIndex, float] = {}
         self._unseen: deque[UnseenRequest] = deque()
         self._unseen_tokens = 0
         self._num_confirmed = 0
@@ -85,21 +82,17 @@ class EngineMember:
         """It must not be sent Clients yet, nor requests."""
         return bool(self._awaited)
 
-    def cannot_reach(self, client: ClientIndex, now_s: float) -> None:
-        """Its outputs do not get to this API server: for CUT_OFF_S it is not tried again."""
-        self._cut_off_until_s = {known: until_s for known, until_s in self._cut_off_until_s.items() if until_s > now_s}
-        self._cut_off_until_s[client] = now_s + CUT_OFF_S
+    def view(self, requests: int, prefill_tokens: int, is_cut_off: bool) -> EngineView:
+        """What routing looks at, by the requests that it has and what should have to be computed for them in all.
 
-    def view(self, requests: int, prefill_tokens: int, client: ClientIndex, now_s: float) -> EngineView:
-        """What routing looks at for a request of this API server, by the requests that the engine core has and what
-        should have to be computed for them in all.
+        `is_cut_off`: it does not reach the API server that asks.
 
         It reports prompts that wait as if nothing of them were stored, so of both sums the smaller one is true.
         """
         return EngineView(
             index=self.index,
             model=self.hello.model.name,
-            available=not (self.load.draining or self._awaited or self._cut_off_until_s.get(client, now_s) > now_s),
+            available=not (self.load.draining or self._awaited or is_cut_off),
             queued_prefill_tokens=min(self.load.queued_prefill_tokens + self._unseen_tokens, prefill_tokens),
             requests=requests,
             kv_used_share=_share(self.load.kv_used_tokens, self.load.kv_capacity_tokens),

@@ -4,7 +4,7 @@ import pytest
 from core_fixture import Core, FakeClient, FakeEngine, key
 
 from coordinator.admission import AdmissionLimits
-from coordinator.engines import CUT_OFF_S
+from coordinator.cut_offs import CUT_OFF_S
 from coordinator.events import Forward, Link, Send, Subscribed
 from protocol.codec import encode, pack_token_ids
 from protocol.identifiers import ClientIndex
@@ -330,15 +330,27 @@ def test_requests_of_an_api_server_that_cannot_be_reached_go_elsewhere_for_a_whi
     assert counts(core) == [0, 5]
     clients[1].submit("other")
     assert counts(core) == [1, 5], "for others nothing has changed"
-    core.now_s += CUT_OFF_S
-    for each in engines:
-        each.report()
+    pass_time(core, CUT_OFF_S, *engines, *clients)
     cut_off.submit("later")
     assert counts(core) == [2, 5], "it is tried again"
 
 
-def test_with_no_engine_core_that_reaches_it_an_api_server_gets_an_answer(
+def pass_time(core: Core, seconds: float, *members: FakeEngine | FakeClient) -> None:
+    """With a sign of life from each of them every second."""
+    for _ in range(round(seconds)):
+        core.wait(1.0)
+        for each in members:
+            each.report() if isinstance(each, FakeEngine) else each.heartbeat()
+    core.end_turn()
+
+
+def test_with_no_engine_core_that_reaches_it_an_api_server_gets_an_answer_or_waits_for_the_next_try(
     core: Core, engine: FakeEngine, client: FakeClient
 ) -> None:
     engine.say(LoadReport(Load(), 0, [], [client.index, ClientIndex(12345)]))
     assert rejection(client.submit("r1")) is RejectReason.NO_ENGINE
+    assert client.submit("r2", attempt=1) is None
+    pass_time(core, CUT_OFF_S - 1, engine, client)
+    assert counts(core) == [0]
+    pass_time(core, 1, engine, client)
+    assert counts(core) == [1]
