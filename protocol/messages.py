@@ -102,7 +102,7 @@ class Load(Message, frozen=True):
     last_step_age_s: float = 0.0
     """Seconds since the busy loop last completed a step while it had work; 0 when idle."""
     prefix_queries_tokens_total: int = 0
-    """Prompt tokens of admitted requests, looked up in the prefix store; 0 without one."""
+    """Prompt tokens of admitted requests, looked up in the prefix cache; 0 without one."""
     prefix_hits_tokens_total: int = 0
     """Those of them that were found there, and so were not computed."""
     ssd: SsdLoad | None = None
@@ -457,6 +457,8 @@ class EngineCoreOutput(Message, frozen=True):
     error: str | None = None
     logprobs: PackedLogprobs | None = None
     """Of the new tokens, when the request asked for them (protocol.logprobs)."""
+    prompt_logprobs: PackedLogprobs | None = None
+    """Of the prompt's tokens from the second on, with the first token of output, when the request asked for them."""
 
     @property
     def key(self) -> RequestKey:
