@@ -9,6 +9,7 @@ import msgspec
 
 from api_server.placement import Placement
 from protocol.identifiers import EngineIndex, RequestId
+from protocol.logprobs import TokenLogprobs
 from protocol.messages import (
     Abort,
     Accepted,
@@ -80,6 +81,12 @@ class LinkDown(msgspec.Struct, frozen=True):
     """The connection to the coordinator is gone."""
 
 
+class LinkRefused(msgspec.Struct, frozen=True):
+    """There will be no connection to the coordinator."""
+
+    reason: str
+
+
 class SecondPassed(msgspec.Struct, frozen=True):
     """Time goes by."""
 
@@ -98,6 +105,7 @@ ClientEvent = (
     | NotSent
     | LinkUp
     | LinkDown
+    | LinkRefused
     | SecondPassed
     | FailAll
     | ClientWelcome
@@ -151,6 +159,10 @@ class Deliver(msgspec.Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] = []
+    """One for each token, when the request asked for them."""
+    prompt_logprobs: list[TokenLogprobs] = []
+    """With the first token, when the request asked for them: of the prompt's tokens from the second on."""
 
 
 class ResumeCause(enum.Enum):

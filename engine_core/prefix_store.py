@@ -73,5 +73,10 @@ class PrefixStore:
         if self._has_states:
             self.checkpoints.restore(restore.block_ids[-1], restore.row)
 
+    def check_invariants(self) -> None:
+        """Asserts what must always hold."""
+        self.blocks.check_invariants()
+        assert self._has_states or not len(self.checkpoints)
+
     def _planes(self, slot: Slot) -> list[mx.array]:
         return self._pools.pools[slot.pool].planes()

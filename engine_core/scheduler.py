@@ -33,7 +33,7 @@ from engine_core.kv_pools import KvPools
 from engine_core.newcomers import Newcomers
 from engine_core.prefix_cache import PrefixCache
 from engine_core.request_table import OutputsByClient, RequestTable, last_word, put_output
-from engine_core.scheduler_limits import SchedulerLimits
+from engine_core.scheduler_limits import SchedulerLimits, too_long
 from engine_core.sequence import Sequence, Status
 from engine_core.ssd_tier import BlocksRead, SsdReport, SsdTier
 from engine_core.step_share import StepShare, StepTokens, share_step, step_shape
@@ -161,11 +161,8 @@ class Scheduler:
         return False
 
     def _refusal(self, prompt: Tokens[int]) -> str | None:
-        if len(prompt) >= self._limits.max_model_len:
-            return (
-                f"the prompt has {len(prompt)} tokens, but prompt and output together can have "
-                f"{self._limits.max_model_len} at most"
-            )
+        if reason := too_long(len(prompt), self._limits.max_model_len):
+            return reason
         if len(self._waiting) >= MAX_WAITING_REQUESTS:
             return f"{len(self._waiting)} requests wait already"
         return None
@@ -259,6 +256,9 @@ class Scheduler:
         self._steps_total += bool(shares)
         self._chunk_budget.observe(step_shape(shares), result.elapsed_s)
         outputs: OutputsByClient = {}
+        for share in shares:
+            if share.counts and share.sequence.row in result.prompt_logprobs:
+                share.sequence.scored(result.prompt_logprobs[share.sequence.row])
         decodes = [share for share in shares if share.decodes]
         for index, (share, token_id) in enumerate(zip(decodes, result.token_ids, strict=True)):
             if share.counts:
@@ -268,6 +268,7 @@ class Scheduler:
 
     def _take_token(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> EngineCoreOutput:
         position = len(sequence.output)
+        scores = sequence.take_prompt_logprobs()
         sequence.sampled(token_id)
         self._generation_tokens_total += 1
         reason, stop_reason = finish_reason(sequence, token_id, self._eos_token_ids, self._limits.max_model_len)
@@ -282,6 +283,7 @@ class Scheduler:
             stop_reason,
             cached_tokens=(sequence.cached_tokens or 0) if position == 0 else 0,
             logprobs=None if logprobs is None else pack_logprobs([logprobs]),
+            prompt_logprobs=pack_logprobs(scores) if scores else None,
         )
 
     # --- blocks on the SSD --------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ import pytest
 from core_fixture import FIRST_CLIENT_INDEX, TIMEOUT_S, Core, FakeClient, FakeEngine, key
 
 from coordinator import clients, engines, liveness
-from coordinator.events import Command, Garbage, Identity, Link, Note, Subscribed, TurnEnded, Unreachable
+from coordinator.events import Command, Garbage, Identity, Link, Note, Send, Subscribed, TurnEnded, Unreachable
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     Accepted,
     ClientAddress,
+    ClientHello,
     Clients,
     ClientWelcome,
     ClusterSnapshot,
@@ -57,7 +58,7 @@ def test_clients_reaches_the_engine_cores_before_a_new_api_server_is_welcomed(co
     engine.hello()
     client = FakeClient(core)
     client.hello()
-    sent = [c.message for c in core.commands if hasattr(c, "message")]
+    sent = [command.message for command in core.commands if isinstance(command, Send)]
     assert [type(message) for message in sent] == [Clients, ClientWelcome]
     assert client.index == FIRST_CLIENT_INDEX
 
@@ -464,3 +465,12 @@ def test_no_engine_core_left_means_no_engine_not_unknown_model(core: Core) -> No
     assert isinstance(rejected, Rejected) and rejected.reason is RejectReason.NO_ENGINE
     assert rejected.retry_after_s > 0
     assert client.index == ClientIndex(FIRST_CLIENT_INDEX)
+
+
+def test_engine_cores_are_told_with_which_key_an_api_server_receives(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    address = "tcp://10.0.0.1:7710"
+    client.say(ClientHello(PROTOCOL_VERSION, client.name, client.incarnation, address, 1, output_public_key="key"))
+    (told,) = [message for message in core.sent_to(engine.identity) if isinstance(message, Clients)]
+    assert [(each.address, each.public_key) for each in told.clients] == [(address, "key")]
