@@ -125,8 +125,10 @@ def test_who_is_not_allowed_does_not_get_in_and_both_logs_say_so(
     b.join(a, SIM)
     c.join(a, SIM)
     wait_ready(a, b)
+    reason = "the public key of --secret-key-file is not among the keys allowed there"
+    a.shoal.wait_for(lambda: reason in c.shoal.log, 20, "c does not say why")
+    a.shoal.wait_for(lambda: "refused a connection" in a.shoal.log, 5, "a does not say whom it refused")
     assert c.shoal.process.wait(20) == 1
-    assert "the public key of --secret-key-file is not among the keys allowed there" in c.shoal.log
     refusals = [line for line in a.shoal.log.splitlines() if "refused a connection" in line]
     assert len(refusals) == 1, "once, however many sockets tried"
     assert c.public_key[:8] in refusals[0]
