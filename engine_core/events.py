@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine_core.grammar import Grammar
 from engine_core.ssd_tier import BlocksRead, SsdReport
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import EngineCoreRequest, Load, RequestKey
@@ -24,6 +25,22 @@ class RequestInvalid(msgspec.Struct, frozen=True):
     """A request that did not pass its checks: it ends with this error."""
 
     request: EngineCoreRequest
+    error: str
+    field: str = ""
+    """Of the caller's request, where that is to blame."""
+
+
+class GrammarCompiled(msgspec.Struct, frozen=True):
+    """A request's grammar is there."""
+
+    key: RequestKey
+    grammar: Grammar
+
+
+class GrammarDenied(msgspec.Struct, frozen=True):
+    """A request's grammar cannot be used: it ends with this error."""
+
+    key: RequestKey
     error: str
 
 
@@ -65,6 +82,8 @@ class DrainRequested(msgspec.Struct, frozen=True):
 CoreEvent = (
     RequestArrived
     | RequestInvalid
+    | GrammarCompiled
+    | GrammarDenied
     | RequestsAborted
     | ClientsChanged
     | ClientStuck

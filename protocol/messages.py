@@ -10,6 +10,7 @@ import time
 
 import msgspec
 
+from protocol.grammar import GrammarSpec
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.logprobs import PackedLogprobs
 from protocol.sampling import SamplingParams
