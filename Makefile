@@ -6,11 +6,13 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
   $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 PORT ?= 8000
 ARGS ?=
+HISTORIES ?= 100000
+SECONDS ?= 600
 
 BIN := .venv/bin
 PACKAGES := protocol api_server coordinator engine_core deploy benchmarks
 
-.PHONY: help setup setup-dev serve test check format lint types bench soak clean
+.PHONY: help setup setup-dev serve test simulate chaos check format lint types bench soak clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -39,6 +41,12 @@ serve: setup ## Serve the demo model on PORT (8000); more options in ARGS, e.g. 
 test: setup-dev ## Run all tests
 	$(BIN)/shoal pull demo > /dev/null
 	HF_HUB_OFFLINE=1 env $$($(BIN)/python -m deploy.machine) $(BIN)/pytest $(ARGS)
+
+simulate: setup-dev ## Simulate HISTORIES (100000) clusters in which everything dies, and check what is promised
+	PYTHONPATH=tests/simulation $(BIN)/python tests/simulation/protocol_simulation.py --histories $(HISTORIES)
+
+chaos: setup-dev ## Strike a real cluster under load at random for SECONDS (600), and compare every stream
+	PYTHONPATH=tests/cluster:tests/chaos $(BIN)/python tests/chaos/random_chaos.py --seconds $(SECONDS)
 
 check: format lint types test ## What CI runs: format, lint, types, tests
 

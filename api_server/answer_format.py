@@ -4,8 +4,9 @@ from typing import Protocol
 
 import msgspec
 
-from api_server.choice_text import Finish
+from api_server.choice_text import Finish, content_of
 from api_server.choices import ChoiceDelta
+from api_server.parsers.events import Event
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -32,8 +33,14 @@ def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -
 class WholeChoice(msgspec.Struct, frozen=True):
     """One finished choice."""
 
-    text: str
+    events: list[Event]
+    """Those of all its deltas."""
     finish: Finish
+
+    @property
+    def text(self) -> str:
+        """The content alone."""
+        return content_of(self.events)
 
 
 class AnswerFormat(Protocol):

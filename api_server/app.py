@@ -28,8 +28,8 @@ def create_app(
 ) -> Starlette:
     """The application of one API server. Raises auth.BadKeys, or OSError for a key file that cannot be read."""
     status = StatusRoutes(backend, metrics)
-    chat = GenerationEndpoint(backend, plan_chat, uploads)
-    completions = GenerationEndpoint(backend, plan_completion, uploads)
+    chat = GenerationEndpoint(backend, plan_chat, uploads, config.request_timeout_s)
+    completions = GenerationEndpoint(backend, plan_completion, uploads, config.request_timeout_s)
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),

@@ -1,12 +1,12 @@
 """Plans `POST /v1/chat/completions`: body, chat template, token ids."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 
 from api_server.chat_format import ChatFormat
-from api_server.chat_schema import ChatRequest, TemplateMessage, parse_chat, template_messages
+from api_server.chat_parsing import answer_grammar, check_model_takes, thinking_variables
+from api_server.chat_schema import ChatRequest, parse_chat, template_messages
 from api_server.chat_template import ChatTemplate
+from api_server.chat_tools import template_tools
 from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
@@ -14,6 +14,7 @@ from api_server.planned_answer import PlannedAnswer, request_plan
 from api_server.prompt_encoding import encode_prompt
 from api_server.sampling_options import Prompt
 from api_server.served_model import ServedModel
+from api_server.template_style import TemplateMessage
 from api_server.tokenizer import LONG_TEXT_CHARS
 from protocol.identifiers import new_request_id
 from protocol.messages import wall_clock_s
@@ -27,14 +28,17 @@ async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer
     """Raises ApiError, TemplateRefused, UnknownModel, NoModel."""
     request = parse_chat(fields)
     model = await backend.model(request.model)
+    check_model_takes(request, model)
     text = await _render(request, model)
     token_ids = await encode_prompt(model, text, add_special_tokens=False)
     if not token_ids:
         raise invalid("the messages give an empty prompt", "messages")
     prompt = Prompt(token_ids, model.card.defaults.max_tokens)
-    plan = request_plan(request, model, [prompt], ID_PREFIX)
+    grammar = answer_grammar(request, model, text)
+    plan = request_plan(request, model, [prompt], ID_PREFIX, grammar, not request.parallel_tool_calls)
+    answer_id = new_request_id(ID_PREFIX)
     answer_format = ChatFormat(
-        new_request_id(ID_PREFIX), int(wall_clock_s()), model.name, request.n, request.wants_usage
+        answer_id, int(wall_clock_s()), model.name, request.n, request.wants_usage, request.include_reasoning
     )
     return PlannedAnswer(plan, answer_format, request.stream)
 
@@ -43,14 +47,15 @@ async def _render(request: ChatRequest, model: ServedModel) -> str:
     template = model.template
     if template is None:
         raise invalid(f"the model {model.name} has no chat template: use /v1/completions", "messages")
-    messages = template_messages(request.messages, template.knows_developer_role)
+    messages = template_messages(request.messages, template.style)
     if len(messages) <= MANY_MESSAGES and sum(len(message["content"]) for message in messages) <= LONG_TEXT_CHARS:
         return _render_now(request, template, messages)
     return await asyncio.to_thread(_render_now, request, template, messages)
 
 
 def _render_now(request: ChatRequest, template: ChatTemplate, messages: list[TemplateMessage]) -> str:
-    kwargs: Mapping[str, Any] = request.chat_template_kwargs
+    kwargs = thinking_variables(request, template.style) | request.chat_template_kwargs
+    tools = template_tools(request.offered_tools) or None
     if request.continue_final_message:
-        return template.render_open_ended(messages, kwargs)
-    return template.render(messages, request.add_generation_prompt is not False, kwargs)
+        return template.render_open_ended(messages, kwargs, tools)
+    return template.render(messages, request.add_generation_prompt is not False, kwargs, tools)

@@ -1,19 +1,20 @@
 """`POST /v1/chat/completions`: the request body (OpenAI API reference, "Create chat completion")."""
 
-from typing import Any
+import json
+from typing import Any, Literal
 
 import msgspec
 
 from api_server.chat_template import RESERVED_NAMES
+from api_server.chat_tools import ToolDefinition, check_tool_choice, check_tools
 from api_server.errors import invalid
 from api_server.json_body import Fields, parse
 from api_server.sampling_options import SamplingOptions
+from api_server.template_style import TemplateMessage, TemplateStyle
 from api_server.unsupported import CHAT_SWITCHES
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ROLES = ("system", "developer", "user", "assistant", "tool")
-
-TemplateMessage = dict[str, Any]
-"""A message as chat templates expect it: role, content (a string), and name, tool_calls, tool_call_id if given."""
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -28,7 +29,8 @@ class FunctionCall(msgspec.Struct, frozen=True):
     """What an earlier answer called."""
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any]
+    """JSON text, as OpenAI has it; some clients send the object."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -47,6 +49,10 @@ class ChatMessage(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """The thoughts of an earlier answer."""
+    reasoning: str | None = None
+    """The same by its newer name."""
     function_call: Any = None
     audio: Any = None
 
@@ -61,6 +67,16 @@ class ChatRequest(SamplingOptions, kw_only=True):
     """Default: true, unless the last message is to be continued."""
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    tools: list[ToolDefinition] = msgspec.field(default_factory=list)
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    reasoning_effort: Effort | None = None
+
+    @property
+    def offered_tools(self) -> list[ToolDefinition]:
+        """What the model may call."""
+        return [] if self.tool_choice == "none" else self.tools
 
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -74,6 +90,8 @@ def parse_chat(fields: Fields) -> ChatRequest:
         raise invalid("messages must not be empty", "messages")
     if request.continue_final_message and request.add_generation_prompt:
         raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+    check_tools(request.tools)
+    check_tool_choice(request.tool_choice, bool(request.tools))
     reserved = sorted(RESERVED_NAMES & request.chat_template_kwargs.keys())
     if reserved:
         path = f"chat_template_kwargs.{reserved[0]}"
@@ -81,20 +99,18 @@ def parse_chat(fields: Fields) -> ChatRequest:
     return request
 
 
-def template_messages(messages: list[ChatMessage], knows_developer_role: bool) -> list[TemplateMessage]:
+def template_messages(messages: list[ChatMessage], style: TemplateStyle) -> list[TemplateMessage]:
     """The messages as the chat template gets them. Raises ApiError naming the message."""
-    return [
-        _template_message(message, f"messages[{index}]", knows_developer_role) for index, message in enumerate(messages)
-    ]
+    return [_template_message(message, f"messages[{index}]", style) for index, message in enumerate(messages)]
 
 
-def _template_message(message: ChatMessage, path: str, knows_developer_role: bool) -> TemplateMessage:
+def _template_message(message: ChatMessage, path: str, style: TemplateStyle) -> TemplateMessage:
     if message.role not in ROLES:
         raise invalid(f"{path}.role must be one of {', '.join(ROLES)}", f"{path}.role")
     for name, value in (("function_call", message.function_call), ("audio", message.audio)):
         if value is not None:
             raise invalid(f"{path}.{name} is not supported by this server", f"{path}.{name}")
-    role = "system" if message.role == "developer" and not knows_developer_role else message.role
+    role = "system" if message.role == "developer" and not style.knows_developer_role else message.role
     result: TemplateMessage = {"role": role, "content": _text(message, path)}
     if message.name is not None:
         result["name"] = message.name
@@ -102,9 +118,19 @@ def _template_message(message: ChatMessage, path: str, knows_developer_role: boo
         result["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         result["tool_calls"] = [
-            _template_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
+            _template_call(call, f"{path}.tool_calls[{index}]", style.has_text_arguments)
+            for index, call in enumerate(message.tool_calls)
         ]
-    return result
+    return result | _thoughts(message, style)
+
+
+def _thoughts(message: ChatMessage, style: TemplateStyle) -> TemplateMessage:
+    thoughts = message.reasoning_content or message.reasoning
+    if not thoughts or message.role != "assistant":
+        return {}
+    # gpt-oss's template takes the thoughts, or the text, in front of a call, not both.
+    excluded = "thinking" if message.tool_calls and message.content else ""
+    return {key: thoughts for key in style.reasoning_keys if key != excluded}
 
 
 def _text(message: ChatMessage, path: str) -> str:
@@ -127,15 +153,23 @@ def _part_text(part: ContentPart, path: str) -> str:
     return text
 
 
-def _template_call(call: ToolCall, path: str) -> dict[str, Any]:
+def _template_call(call: ToolCall, path: str, as_text: bool) -> dict[str, Any]:
     if call.type != "function":
         raise invalid(f"{path}.type must be function", f"{path}.type")
-    # Templates want the arguments as an object; text that is none (a model may have written it) stays text.
-    arguments: Any = call.function.arguments
-    try:
-        decoded = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        decoded = None
-    if isinstance(decoded, dict):
-        arguments = decoded
+    arguments = _arguments(call.function.arguments)
+    if as_text and isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _arguments(given: str | dict[str, Any]) -> str | dict[str, Any]:
+    """The arguments as an object; text that is none (a model may have written it) stays text."""
+    if isinstance(given, dict):
+        return given
+    try:
+        decoded = msgspec.json.decode(given) if given.strip() else None
+    except (msgspec.DecodeError, RecursionError):
+        return given
+    if decoded is None:
+        return {}
+    return decoded if isinstance(decoded, dict) else given

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 
 from api_server.template_sandbox import MAX_RENDERED_CHARS, RENDER_LIMIT_S, Budget, SandboxedTemplates
+from api_server.template_style import template_style
 from protocol.errors import ProtocolError
 
 _MARKER = "\ufdd0continue\ufdd1"
@@ -45,20 +46,23 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._clock = clock
         self._limit_s = limit_s
-        self.knows_developer_role = "developer" in source
-        """Whether the template handles the role "developer" itself; for others such messages become "system"."""
+        self.style = template_style(source, self._try_to_render)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, kwargs: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt text. `kwargs` are further variables (chat_template_kwargs). Raises TemplateRefused."""
         budget = Budget(self._clock, self._limit_s)
         variables = {
             **self._special_tokens,
-            "tools": None,
             "documents": None,
             **kwargs,
             **budget.names(),
+            "tools": tools,
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -69,13 +73,24 @@ class ChatTemplate:
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
             raise TemplateRefused("the chat template cannot render these messages") from error
 
-    def render_open_ended(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
+    def render_open_ended(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt text up to the end of the last message's content (a string). Raises TemplateRefused."""
         last = {**messages[-1], "content": messages[-1]["content"] + _MARKER}
-        text, found, _ = self.render([*messages[:-1], last], False, kwargs).rpartition(_MARKER)
+        text, found, _ = self.render([*messages[:-1], last], False, kwargs, tools).rpartition(_MARKER)
         if not found:
             raise TemplateRefused("the chat template leaves out the last message, which is to be continued")
         return text
+
+    def _try_to_render(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        try:
+            return self.render(messages, True, {})
+        except TemplateRefused:
+            return None
 
     def _collect(self, variables: dict[str, Any], budget: Budget) -> str:
         parts = []

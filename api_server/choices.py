@@ -21,6 +21,9 @@ from api_server.generation_backend import (
     Rejected,
     TokenDelta,
 )
+from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar, AnswerParser
+from api_server.parsers.call_ids import new_call_id, new_short_call_id
+from api_server.placement import Placement, with_block_keys
 from api_server.served_model import ServedModel
 from api_server.stop_strings import StopStrings
 from protocol.sampling import SamplingParams
@@ -42,10 +45,19 @@ class RequestPlan(msgspec.Struct, frozen=True):
     choices_per_prompt: int
     priority: int
     cache_salt: str
+    placement: Placement
+    """Without block keys."""
     request_prefix: str
     stop_strings: list[str]
     include_stop_str_in_output: bool
     skip_special_tokens: bool
+    deadline_s: float = 0.0
+    """Wall clock; 0 for none."""
+    tenant: str = ""
+    grammar: AnswerGrammar = WHOLE_TEXT
+    """How answers are taken apart."""
+    is_single_call: bool = False
+    """Whether a choice ends with its first tool call."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -69,7 +81,10 @@ class Choices:
         self._running: dict[int, Collector] = {}
         self._reads: dict[int, asyncio.Future[TokenDelta]] = {}
         """The pending `get` of each running choice, where there are several."""
-        self._texts = [_choice_text(plan, choice) for choice in plan.choices]
+        self._placements: list[Placement] = []
+        """Of each prompt: its blocks are hashed once, for all its choices."""
+        markers = plan.model.tokenizer.special_ids_in(plan.grammar.markers)
+        self._texts = [_choice_text(plan, choice, markers) for choice in plan.choices]
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,6 +98,11 @@ class Choices:
 
     async def submit(self) -> None:
         """Returns when all choices are accepted. Raises Rejected, GenerationFailed."""
+        plan = self._plan
+        for choice in plan.choices[:: plan.choices_per_prompt]:
+            self._placements.append(
+                await with_block_keys(plan.placement, plan.model, choice.prompt_ids, plan.cache_salt)
+            )
         tasks = [asyncio.ensure_future(self._submit(index)) for index in range(len(self._plan.choices))]
         try:
             await asyncio.gather(*tasks)
@@ -128,7 +148,15 @@ class Choices:
     async def _submit(self, index: int) -> None:
         plan, choice = self._plan, self._plan.choices[index]
         self._running[index] = await self._backend.submit(
-            plan.model, choice.prompt_ids, choice.sampling, plan.priority, plan.cache_salt, plan.request_prefix
+            plan.model,
+            choice.prompt_ids,
+            choice.sampling,
+            plan.priority,
+            plan.cache_salt,
+            plan.request_prefix,
+            self._placements[index // plan.choices_per_prompt],
+            plan.deadline_s,
+            plan.tenant,
         )
 
     def _take(self, index: int, delta: TokenDelta) -> ChoiceDelta:
@@ -151,11 +179,13 @@ async def _cancel(futures: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*futures, return_exceptions=True)
 
 
-def _choice_text(plan: RequestPlan, choice: ChoicePlan) -> ChoiceText:
+def _choice_text(plan: RequestPlan, choice: ChoicePlan, markers: frozenset[int]) -> ChoiceText:
     stop_ids = frozenset({*choice.sampling.stop_token_ids, *plan.model.card.eos_token_ids})
     return ChoiceText(
-        Detokenizer(plan.model.tokenizer, choice.prompt_ids, plan.skip_special_tokens),
+        Detokenizer(plan.model.tokenizer, choice.prompt_ids, plan.skip_special_tokens, markers),
         StopStrings(plan.stop_strings, plan.include_stop_str_in_output),
         choice.sampling.min_tokens,
         frozenset() if plan.include_stop_str_in_output else stop_ids,
+        AnswerParser(plan.grammar, new_short_call_id if plan.grammar.has_short_ids else new_call_id),
+        plan.is_single_call,
     )

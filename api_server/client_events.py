@@ -3,12 +3,16 @@
 Messages of the coordinator and of the engine cores are events as they are; the others are defined here.
 """
 
+import enum
+
 import msgspec
 
-from protocol.identifiers import RequestId
+from api_server.placement import Placement
+from protocol.identifiers import EngineIndex, RequestId
 from protocol.messages import (
     Abort,
     Accepted,
+    Cleared,
     ClientHello,
     ClientWelcome,
     EngineCoreOutputs,
@@ -19,6 +23,9 @@ from protocol.messages import (
     Refused,
     Rejected,
     RejectReason,
+    RequestsLost,
+    RouteReason,
+    TokenAllowance,
 )
 from protocol.sampling import SamplingParams
 
@@ -35,6 +42,10 @@ class Submit(msgspec.Struct, frozen=True):
     """Wall clock."""
     priority: int = 0
     cache_salt: str = ""
+    deadline_s: float = 0.0
+    """Wall clock; 0 for none."""
+    tenant: str = ""
+    placement: Placement = Placement()
 
 
 class Abandon(msgspec.Struct, frozen=True):
@@ -45,6 +56,12 @@ class Abandon(msgspec.Struct, frozen=True):
 
 class AdmissionTimedOut(msgspec.Struct, frozen=True):
     """Nobody answered this submission in time."""
+
+    request_id: RequestId
+
+
+class DeadlinePassed(msgspec.Struct, frozen=True):
+    """The generation's time is up; its engine core, if it has one, has had the time to say so itself."""
 
     request_id: RequestId
 
@@ -77,6 +94,7 @@ ClientEvent = (
     Submit
     | Abandon
     | AdmissionTimedOut
+    | DeadlinePassed
     | NotSent
     | LinkUp
     | LinkDown
@@ -86,6 +104,7 @@ ClientEvent = (
     | Accepted
     | Rejected
     | EngineLost
+    | RequestsLost
     | Refused
     | Heartbeat
     | EngineCoreOutputs
@@ -95,8 +114,17 @@ ClientEvent = (
 class Send(msgspec.Struct, frozen=True):
     """Send this to the coordinator."""
 
-    message: ClientHello | EngineCoreRequest | Abort | Heartbeat
+    message: ClientHello | EngineCoreRequest | Abort | Cleared | Heartbeat
     buffers: tuple[bytes, ...] = ()
+
+
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """The coordinator has chosen an engine core; comes again when it had to choose again."""
+
+    request_id: RequestId
+    engine_index: EngineIndex
+    reason: RouteReason
+    expected_cached_tokens: int
 
 
 class Admit(msgspec.Struct, frozen=True):
@@ -112,16 +140,36 @@ class Refuse(msgspec.Struct, frozen=True):
     reason: RejectReason
     message: str
     retry_after_s: float = 0.0
+    allowance: TokenAllowance | None = None
 
 
 class Deliver(msgspec.Struct, frozen=True, gc=False):
-    """New tokens, after Admit. Terminal when there is a finish reason (STOP or LENGTH)."""
+    """New tokens, after Admit. Terminal when there is a finish reason (STOP, LENGTH or TIMEOUT)."""
 
     request_id: RequestId
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     cached_tokens: int = 0
+
+
+class ResumeCause(enum.Enum):
+    """Why a generation goes on as another attempt; label of a metric."""
+
+    ENGINE_LOST = "engine_lost"
+    """Its engine core died, or was given up."""
+    ENGINE_DRAINED = "engine_drained"
+    OUTPUTS_LOST = "outputs_lost"
+    """Tokens of it are missing."""
+    REQUEST_LOST = "request_lost"
+    """It never reached the engine core that it was given to, or was dropped there."""
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """The generation goes on elsewhere; nothing is to be done."""
+
+    request_id: RequestId
+    cause: ResumeCause
 
 
 class Fail(msgspec.Struct, frozen=True):
@@ -145,4 +193,4 @@ class Leave(msgspec.Struct, frozen=True):
     reason: str
 
 
-Command = Send | Admit | Refuse | Deliver | Fail | Forget | Leave
+Command = Send | Placed | Admit | Refuse | Deliver | Resumed | Fail | Forget | Leave

@@ -29,6 +29,7 @@ def cluster_families(view: ClusterView, is_connected: bool) -> Iterator[Metric]:
     yield from _ssd_families(engines)
     yield _finished(engines)
     yield _rejected(view)
+    yield from _tenants(view)
     yield _malformed(view)
 
 
@@ -110,6 +111,18 @@ def _rejected(view: ClusterView) -> Metric:
     for reason, total in view.rejected_total.items():
         rejected.add_metric([reason], total)
     return rejected
+
+
+def _tenants(view: ClusterView) -> Iterator[Metric]:
+    labels = ["tenant"]
+    streams = GaugeMetricFamily("shoal:tenant_streams", "Generations of a tenant that have not ended", labels=labels)
+    tokens = CounterMetricFamily("shoal:tenant_tokens", "Tokens of prompts and outputs, of those over", labels=labels)
+    rejected = CounterMetricFamily("shoal:tenant_rejected", "Requests refused by a tenant's limits", labels=labels)
+    for tenant in view.tenants:
+        streams.add_metric([tenant.name], tenant.streams)
+        tokens.add_metric([tenant.name], tenant.tokens_total)
+        rejected.add_metric([tenant.name], tenant.rejected_total)
+    yield from (streams, tokens, rejected)
 
 
 def _malformed(view: ClusterView) -> Metric:

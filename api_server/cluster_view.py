@@ -1,7 +1,7 @@
 """The cluster as the coordinator publishes it: whole snapshots, and updates numbered so that a loss is noticed."""
 
 from protocol.identifiers import EngineIndex, Incarnation
-from protocol.messages import ClusterSnapshot, EngineState, EngineUpdate
+from protocol.messages import ClusterSnapshot, EngineState, EngineUpdate, TenantState
 
 CARD_HASHES_PER_CLUSTER = 1_024
 """Model cards that are looked at; engine cores beyond that many different ones are shown, but not served from."""
@@ -31,6 +31,11 @@ class ClusterView:
     def rejected_total(self) -> dict[str, int]:
         """Requests that the coordinator refused, by reason."""
         return self._snapshot.rejected_total
+
+    @property
+    def tenants(self) -> list[TenantState]:
+        """Those that have limits."""
+        return self._snapshot.tenants
 
     def take_snapshot(self, snapshot: ClusterSnapshot) -> None:
         """Replaces the state. One that is older than what is known already is passed over."""

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from api_server.parsers.names import ReasoningParserName, ToolParserName
 from protocol.logs import LogFormat, LogLevel
 
 
@@ -23,13 +24,28 @@ class ApiServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         Meta(description="key that clients must send (repeatable); none: no check", extra={"secret": True}),
     ] = ()
     api_key_file: Annotated[str | None, Meta(description="file with one API key a line")] = None
+    tenants_file: Annotated[str | None, Meta(description="TOML file of tenants: their API keys and limits")] = None
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
     admission_timeout_s: Annotated[
         float, Meta(gt=0, description="seconds a request waits for the coordinator before a 503")
     ] = 30.0
+    request_timeout_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="seconds a request may take that does not say so itself (X-Request-Timeout)"),
+    ] = None
+    resume_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="seconds a running request that has lost its engine core waits for another"),
+    ] = 120.0
     drain_timeout_s: Annotated[float, Meta(ge=0, description="after SIGTERM, seconds for open requests to finish")] = (
         30.0
     )
+    tool_call_parser: Annotated[
+        ToolParserName, Meta(description="how the model writes tool calls; auto: what its chat template says")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParserName, Meta(description="how the model marks its thoughts; auto: what its chat template says")
+    ] = "auto"
     metrics_dir: Annotated[
         str | None,
         Meta(description="directory shared by the API servers of one machine to sum their metrics"),

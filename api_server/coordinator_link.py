@@ -6,7 +6,7 @@ import msgspec
 
 from api_server.client_events import Send
 from protocol.heartbeats import SILENCE_S
-from protocol.identifiers import ClientIndex
+from protocol.identifiers import ClientIndex, Incarnation
 from protocol.messages import Abort, ClientHello, ClientWelcome, EngineRun, RequestKey
 
 MAX_PENDING_ABORTS = 16_384
@@ -51,10 +51,10 @@ class CoordinatorLink:
         """What the coordinator knows us by; -1 before the first welcome."""
         return self._hello.client_index
 
-    def greet(self, engines: list[EngineRun]) -> Send:
-        """There is a new connection. `engines` have unfinished requests of ours."""
+    def greet(self, engines: list[EngineRun], requests: list[tuple[RequestKey, Incarnation]]) -> Send:
+        """There is a new connection. `engines` have unfinished requests of ours: `requests`, those accepted."""
         self.state = LinkState.GREETING
-        return Send(msgspec.structs.replace(self._hello, engines=engines))
+        return Send(msgspec.structs.replace(self._hello, engines=engines, requests=requests))
 
     def lose(self) -> None:
         """The connection is gone."""

@@ -34,10 +34,20 @@ _BYTE_OF = _byte_alphabet()
 class Detokenizer:
     """Owner of one choice's decoding state."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
-        """`prompt_ids` are what the output continues: a word, or a character, may have begun there."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        skip_special_tokens: bool,
+        never_skipped: frozenset[int] = frozenset(),
+    ) -> None:
+        """`prompt_ids` are what the output continues: a word, or a character, may have begun there.
+
+        `never_skipped` are special tokens that come out in any case: markers that a parser waits for.
+        """
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._never_skipped = never_skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._anchor: int | None = None
         """The last token of plain text: decoders of word-based vocabularies look back by one token."""
@@ -48,7 +58,7 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that is complete with this token; empty for a skipped token and within a character."""
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id) and token_id not in self._never_skipped:
             return ""
         return self._utf8.decode(self._bytes_of(token_id))
 

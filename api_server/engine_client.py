@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -15,6 +16,7 @@ from api_server.client_events import (
     Admit,
     ClientEvent,
     Command,
+    DeadlinePassed,
     Deliver,
     Fail,
     FailAll,
@@ -22,7 +24,9 @@ from api_server.client_events import (
     Leave,
     LinkDown,
     NotSent,
+    Placed,
     Refuse,
+    Resumed,
     SecondPassed,
     Send,
     Submit,
@@ -35,9 +39,12 @@ from api_server.heap import return_free_memory
 from api_server.knowledge import Knowledge
 from api_server.links import Incoming, Links
 from api_server.metrics import Metrics
+from api_server.parsers.names import AUTO, ParserNames
+from api_server.placement import Placement
+from api_server.prompt_packing import PromptPacker
 from api_server.served_model import ServedModel
 from protocol.card import unpack_card
-from protocol.codec import Frame, pack_token_ids
+from protocol.codec import Frame
 from protocol.errors import ProtocolError
 from protocol.identifiers import RequestId, new_request_id
 from protocol.malformed import MalformedLog
@@ -51,6 +58,7 @@ from protocol.messages import (
     EngineUpdate,
     FinishReason,
     GetCard,
+    RequestEnded,
     wall_clock_s,
 )
 from protocol.sampling import SamplingParams
@@ -62,19 +70,37 @@ class ClusterRefusedUs(Exception):
     """The coordinator does not accept this process; trying again as it is would not help."""
 
 
+DEADLINE_GRACE_S = 1.0
+"""After its deadline a generation is ended here if its engine core has not done so: the step under way may have to
+end first, and its host's clock may be behind ours."""
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """For how long a request waits for the cluster, in seconds."""
+
+    admission_timeout_s: float
+    """For an answer, before it runs."""
+    resume_timeout_s: float
+    """For another engine core, when it has lost its own."""
+
+
 class _Generation:
     """What belongs to a generation on this side of the client core."""
 
-    def __init__(self, request_id: RequestId, observer: GenerationObserver) -> None:
+    def __init__(self, request_id: RequestId, observer: GenerationObserver, tenant: str) -> None:
         self.collector = TokenCollector(request_id)
         self.observer = observer
+        self.tenant = tenant
+        self.deadline: asyncio.TimerHandle | None = None
+        self.num_tokens = 0
+        """Delivered so far."""
         self.admission: asyncio.Future[Rejected | None] = asyncio.get_running_loop().create_future()
         """Done when the cluster has answered, in whichever way."""
         self.abort_cause = AbortCause.DISCONNECT
 
 
-def _build_model(card_hash: str, packed: Frame) -> ServedModel:
-    model = ServedModel(unpack_card(packed, card_hash))
+def _build_model(card_hash: str, packed: Frame, parsers: ParserNames) -> ServedModel:
+    model = ServedModel(unpack_card(packed, card_hash), card_hash, parsers)
     return_free_memory()
     return model
 
@@ -86,25 +112,29 @@ class EngineClient:
         self,
         links: Links,
         hello: ClientHello,
-        admission_timeout_s: float,
+        patience: Patience,
         metrics: Metrics,
         clock: Callable[[], float],
+        parsers: ParserNames = AUTO,
     ) -> None:
-        """`clock` only goes forward, in seconds."""
+        """`clock` only goes forward, in seconds. `parsers` are wanted for all models."""
         self._links = links
-        self._core = ClientCore(hello)
-        self._admission_timeout_s = admission_timeout_s
+        self._core = ClientCore(hello, patience.resume_timeout_s)
+        self._admission_timeout_s = patience.admission_timeout_s
         self._metrics = metrics
+        self._parsers = parsers
         self.has_model = asyncio.Event()
         """Set once a model could be served."""
         self._clock = clock
         self._malformed = MalformedLog(clock)
         self.view = ClusterView()
         self._cards = CardStore()
-        self._knowledge = Knowledge(admission_timeout_s)
+        self._knowledge = Knowledge(patience.admission_timeout_s)
+        self._packer = PromptPacker()
         self._was_welcomed = False
         self._generations: dict[RequestId, _Generation] = {}
         self._draining = False
+        self._taking = True
         self._builds: asyncio.TaskGroup | None = None
 
     # --- for the routes ---------------------------------------------------------------------------------------
@@ -113,6 +143,11 @@ class EngineClient:
     def draining(self) -> bool:
         """See GenerationBackend."""
         return self._draining
+
+    @property
+    def taking(self) -> bool:
+        """See GenerationBackend."""
+        return self._taking
 
     @property
     def ready(self) -> bool:
@@ -142,20 +177,32 @@ class EngineClient:
         priority: int,
         cache_salt: str,
         request_prefix: str,
+        placement: Placement,
+        deadline_s: float = 0.0,
+        tenant: str = "",
     ) -> Collector:
         """See GenerationBackend."""
         request_id = new_request_id(request_prefix)
         observer = self._metrics.generation_began(model.name, len(prompt_ids), self._clock())
-        generation = self._generations[request_id] = _Generation(request_id, observer)
-        prompt = pack_token_ids(prompt_ids)
-        self._handle(Submit(request_id, model.name, prompt, sampling, wall_clock_s(), priority, cache_salt))
+        generation = self._generations[request_id] = _Generation(request_id, observer, tenant)
+        prompt, now_s = self._packer.pack(prompt_ids), wall_clock_s()
+        submit = Submit(
+            request_id, model.name, prompt, sampling, now_s, priority, cache_salt, deadline_s, tenant, placement
+        )
+        self._handle(submit)
+        left_s = deadline_s - now_s if deadline_s else math.inf
         try:
-            await asyncio.wait((generation.admission,), timeout=self._admission_timeout_s)
+            await asyncio.wait((generation.admission,), timeout=min(self._admission_timeout_s, max(left_s, 0.0)))
         except asyncio.CancelledError:
             self.abort([generation.collector], AbortCause.DISCONNECT)
             raise
         if not generation.admission.done():
-            self._handle(AdmissionTimedOut(request_id))
+            is_due = left_s <= self._admission_timeout_s
+            self._handle(DeadlinePassed(request_id) if is_due else AdmissionTimedOut(request_id))
+        elif deadline_s and request_id in self._generations:
+            wait_s = max(deadline_s - wall_clock_s(), 0.0) + DEADLINE_GRACE_S
+            timer = asyncio.get_running_loop().call_later(wait_s, self._handle, DeadlinePassed(request_id))
+            generation.deadline = timer
         rejected = generation.admission.result()
         if rejected is not None:
             raise rejected
@@ -191,6 +238,10 @@ class EngineClient:
         """No longer ready."""
         self._draining = True
         self._knowledge.changed()
+
+    def stop_taking(self) -> None:
+        """No new request is answered from now on."""
+        self._taking = False
 
     def fail_all(self, message: str) -> None:
         """Ends every generation with this error."""
@@ -255,13 +306,14 @@ class EngineClient:
 
     async def _build(self, card_hash: str, packed: Frame) -> None:
         try:
-            model = await asyncio.to_thread(_build_model, card_hash, packed)
+            model = await asyncio.to_thread(_build_model, card_hash, packed, self._parsers)
         except ProtocolError as error:
             self._drop(error)
             self._cards.fail(card_hash, self._clock())
         else:
             self._cards.finish(card_hash, model)
             logger.info("model %s can be served (card %.12s)", model.name, card_hash)
+            logger.info("model %s: tool call parser %s, reasoning parser %s", model.name, *model.parsers)
             self.has_model.set()
         self._knowledge.changed()
 
@@ -278,33 +330,50 @@ class EngineClient:
             case Send(message, buffers):
                 if not self._links.send(message, buffers):
                     self._explain_unsent(message)
+            case Placed():
+                self._note_place(command)
             case Admit(request_id):
                 self._generations[request_id].admission.set_result(None)
-            case Refuse(request_id, reason, text, retry_after_s):
-                self._refuse(request_id, Rejected(reason, text, retry_after_s))
+            case Refuse(request_id, reason, text, retry_after_s, allowance):
+                self._refuse(request_id, Rejected(reason, text, retry_after_s, allowance))
+            case Resumed(cause=cause):
+                self._metrics.generation_resumed(cause)
             case Fail(request_id, text, retryable):
-                generation = self._generations.pop(request_id)
+                generation = self._end(request_id)
                 generation.collector.fail(GenerationFailed(text, retryable))
                 self._metrics.generation_ended(generation.observer, FinishReason.ERROR, self._clock())
             case Forget(request_id):
-                generation = self._generations.pop(request_id)
+                generation = self._end(request_id)
                 self._metrics.generation_given_up(generation.observer, generation.abort_cause, self._clock())
             case Leave(reason=why):
                 raise ClusterRefusedUs(why)
             case _:
                 assert_never(command)
 
+    def _note_place(self, placed: Placed) -> None:
+        observer = self._generations[placed.request_id].observer
+        self._metrics.generation_placed(observer, placed.engine_index, placed.reason, placed.expected_cached_tokens)
+
     def _deliver(self, delivery: Deliver) -> None:
         generation = self._generations[delivery.request_id]
         generation.collector.put(delivery)
+        generation.num_tokens += len(delivery.token_ids)
         now_s = self._clock()
-        generation.observer.delivered(len(delivery.token_ids), now_s)
+        generation.observer.delivered(len(delivery.token_ids), now_s, delivery.cached_tokens)
         if delivery.finish_reason is not None:
-            del self._generations[delivery.request_id]
+            self._end(delivery.request_id)
             self._metrics.generation_ended(generation.observer, delivery.finish_reason, now_s)
 
+    def _end(self, request_id: RequestId) -> _Generation:
+        generation = self._generations.pop(request_id)
+        if generation.deadline is not None:
+            generation.deadline.cancel()
+        if generation.tenant and self._core.is_welcomed:  # one that cannot be sent costs the tenant what it reserved
+            self._links.send(RequestEnded(request_id, generation.num_tokens))
+        return generation
+
     def _refuse(self, request_id: RequestId, rejected: Rejected) -> None:
-        self._generations.pop(request_id).admission.set_result(rejected)
+        self._end(request_id).admission.set_result(rejected)
         self._metrics.generation_rejected(rejected.reason)
 
     def _explain_unsent(self, message: msgspec.Struct) -> None:

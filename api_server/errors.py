@@ -9,12 +9,15 @@ from starlette.responses import Response
 
 from api_server.chat_template import TemplateRefused
 from api_server.generation_backend import GenerationFailed, NoModel, Rejected, UnknownModel
-from protocol.messages import RejectReason
+from protocol.messages import RejectReason, TokenAllowance
 
 MAX_ERROR_CHARS = 500
 """Longest error text; what a caller sent is never repeated at length."""
 RETRY_AFTER_S = 1.0
 """Advice for faults that pass soon: a supervisor restarts an engine core within seconds."""
+
+RANK_HEADER = "x-data-parallel-rank"
+"""Names the wanted engine core; headers are named in small letters, as in HTTP/2."""
 
 
 class _Row(NamedTuple):
@@ -37,8 +40,10 @@ class ErrorKind(enum.Enum):
     TOO_LARGE = _Row(413, "invalid_request_error", "request_too_large")
     MEDIA_TYPE = _Row(415, "invalid_request_error", "unsupported_media_type")
     OVERLOADED = _Row(429, "rate_limit_error", "overloaded")
+    RATE_LIMITED = _Row(429, "rate_limit_error", "rate_limit_exceeded")
     INTERNAL = _Row(500, "server_error", "internal_error")
     UNAVAILABLE = _Row(503, "service_unavailable_error", "unavailable")
+    TIMED_OUT = _Row(504, "server_error", "timeout")
     DRAINING = _Row(503, "service_unavailable_error", "shutting_down")
 
 
@@ -46,7 +51,12 @@ class ApiError(Exception):
     """An answer other than success."""
 
     def __init__(
-        self, kind: ErrorKind, message: str, param: str | None = None, retry_after_s: float | None = None
+        self,
+        kind: ErrorKind,
+        message: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        allowance: TokenAllowance | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
@@ -54,6 +64,7 @@ class ApiError(Exception):
         self.param = param
         """Path of the offending field, such as `messages[0].content`."""
         self.retry_after_s = retry_after_s
+        self.allowance = allowance
 
 
 def invalid(message: str, param: str | None) -> ApiError:
@@ -86,11 +97,24 @@ def error_response(error: ApiError, headers: dict[str, str] | None = None) -> Re
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.allowance is not None:
+        headers |= _rate_limit_headers(error.allowance)
+    if error.kind is ErrorKind.TIMED_OUT:  # OpenAI's clients would repeat it, with as little time
+        headers["x-should-retry"] = "false"
     if error.kind is ErrorKind.NO_KEY:
         headers["www-authenticate"] = "Bearer"
     if error.kind in (ErrorKind.DRAINING, ErrorKind.TOO_SLOW):
         headers["connection"] = "close"
     return Response(encode_error(error), error.kind.value.status, headers, media_type="application/json")
+
+
+def _rate_limit_headers(allowance: TokenAllowance) -> dict[str, str]:
+    """OpenAI's (API reference, "Rate limits", headers)."""
+    return {
+        "x-ratelimit-limit-tokens": str(allowance.limit_tokens),
+        "x-ratelimit-remaining-tokens": str(allowance.remaining_tokens),
+        "x-ratelimit-reset-tokens": f"{allowance.reset_s:.3f}s",
+    }
 
 
 DomainError = UnknownModel | NoModel | Rejected | GenerationFailed | TemplateRefused
@@ -100,6 +124,7 @@ _REJECTIONS = {
     RejectReason.NO_ENGINE: ErrorKind.UNAVAILABLE,
     RejectReason.OVERLOADED: ErrorKind.OVERLOADED,
     RejectReason.DUPLICATE: ErrorKind.UNAVAILABLE,
+    RejectReason.RATE_LIMITED: ErrorKind.RATE_LIMITED,
 }
 
 
@@ -112,9 +137,13 @@ def from_domain(error: DomainError) -> ApiError:
             return ApiError(ErrorKind.UNAVAILABLE, str(error), retry_after_s=RETRY_AFTER_S)
         case Rejected(reason=RejectReason.UNKNOWN_MODEL):
             return ApiError(ErrorKind.NO_SUCH_MODEL, error.message, "model")
+        case Rejected(reason=RejectReason.NO_SUCH_ENGINE):
+            return ApiError(ErrorKind.INVALID, error.message, RANK_HEADER)
+        case Rejected(reason=RejectReason.TIMED_OUT):
+            return ApiError(ErrorKind.TIMED_OUT, error.message)
         case Rejected():
             retry_after_s = error.retry_after_s or RETRY_AFTER_S
-            return ApiError(_REJECTIONS[error.reason], error.message, retry_after_s=retry_after_s)
+            return ApiError(_REJECTIONS[error.reason], error.message, None, retry_after_s, error.allowance)
         case GenerationFailed(retryable=True):
             return ApiError(ErrorKind.UNAVAILABLE, error.message, retry_after_s=RETRY_AFTER_S)
         case GenerationFailed():

@@ -9,8 +9,9 @@ from typing import Protocol
 
 import msgspec
 
+from api_server.placement import Placement
 from api_server.served_model import ServedModel
-from protocol.messages import FinishReason, RejectReason
+from protocol.messages import FinishReason, RejectReason, TokenAllowance
 from protocol.sampling import SamplingParams
 
 
@@ -19,7 +20,7 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
 
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    """STOP or LENGTH on the last delta; a generation that ends otherwise raises GenerationFailed instead."""
+    """STOP, LENGTH or TIMEOUT on the last delta; a generation that ends otherwise raises GenerationFailed instead."""
     stop_reason: int | None = None
     """The token of stop_token_ids that ended it."""
     cached_tokens: int = 0
@@ -48,11 +49,14 @@ class NoModel(Exception):
 class Rejected(Exception):
     """The cluster does not take the generation."""
 
-    def __init__(self, reason: RejectReason, message: str, retry_after_s: float) -> None:
+    def __init__(
+        self, reason: RejectReason, message: str, retry_after_s: float, allowance: TokenAllowance | None = None
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.retry_after_s = retry_after_s
+        self.allowance = allowance
 
 
 class GenerationFailed(Exception):
@@ -81,7 +85,11 @@ class GenerationBackend(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether this API server is shutting down and takes no new work."""
+        """Whether this API server is shutting down: new connections go elsewhere."""
+
+    @property
+    def taking(self) -> bool:
+        """Whether requests are answered: while it shuts down, those over open connections are, up to its deadline."""
 
     async def model(self, name: str | None) -> ServedModel:
         """The model of this name; None names the only one.
@@ -101,11 +109,15 @@ class GenerationBackend(Protocol):
         priority: int,
         cache_salt: str,
         request_prefix: str,
+        placement: Placement,
+        deadline_s: float = 0.0,
+        tenant: str = "",
     ) -> Collector:
         """Hands a generation to the cluster and returns once it is accepted.
 
-        `request_prefix` starts its request id. Raises Rejected. When the call is cancelled while it waits, the
-        backend aborts what it has sent.
+        `request_prefix` starts its request id; at `deadline_s` (wall clock, 0 for never) it ends, by Rejected or, once
+        accepted, with FinishReason.TIMEOUT; `tenant` is whose limits it counts for. Raises Rejected. When the call is
+        cancelled while it waits, the backend aborts what it has sent.
         """
 
     def abort(self, collectors: Sequence[Collector], cause: AbortCause) -> None:

@@ -7,17 +7,22 @@ would take the latter for success.
 
 import logging
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api_server.answer_format import Usage, WholeChoice, make_usage
-from api_server.choice_text import Finish
+from api_server.auth import tenant_of
+from api_server.choice_text import OUT_OF_TIME, Finish
 from api_server.choices import Choices
+from api_server.deadline import out_of_time, read_deadline
 from api_server.disconnect import cancel_on_disconnect
 from api_server.errors import RETRY_AFTER_S, ApiError, ErrorKind, encode_error, from_domain
 from api_server.generation_backend import GenerationBackend, GenerationFailed
 from api_server.json_body import check_headers, split_fields
+from api_server.parsers.events import Event
+from api_server.placement_hints import placement_by_headers
 from api_server.planned_answer import PlannedAnswer, Planner
 from api_server.sse import EventStream, event
 from api_server.uploads import Uploads
@@ -28,32 +33,43 @@ logger = logging.getLogger("shoal.api_server")
 class GenerationEndpoint:
     """ASGI application of one route."""
 
-    def __init__(self, backend: GenerationBackend, planner: Planner, uploads: Uploads) -> None:
+    def __init__(
+        self, backend: GenerationBackend, planner: Planner, uploads: Uploads, request_timeout_s: float | None = None
+    ) -> None:
+        """`request_timeout_s` is for requests that do not say themselves how long they may take."""
         self._backend = backend
+        self._request_timeout_s = request_timeout_s
         self._planner = planner
         self._uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._backend.draining:
+        if not self._backend.taking:
             raise ApiError(ErrorKind.DRAINING, "this server is shutting down", retry_after_s=RETRY_AFTER_S)
         request = Request(scope, receive)
         check_headers(request.headers)
-        async with self._uploads.body(request) as body:
+        placement = placement_by_headers(request.headers)
+        deadline = read_deadline(request.headers, self._request_timeout_s)
+        async with deadline.enforced(), self._uploads.body(request) as body:
             planned = await cancel_on_disconnect(receive, self._planner(split_fields(body), self._backend))
+        plan = msgspec.structs.replace(planned.plan, deadline_s=deadline.wall_s, tenant=tenant_of(scope))
+        planned = msgspec.structs.replace(planned, plan=plan)
+        planned = planned.placed(placement)
         answer = self._stream(planned, send) if planned.stream else self._whole(planned, scope, receive, send)
         await cancel_on_disconnect(receive, answer)
 
     async def _whole(self, planned: PlannedAnswer, scope: Scope, receive: Receive, send: Send) -> None:
-        parts: list[list[str]] = [[] for _ in planned.plan.choices]
+        parts: list[list[Event]] = [[] for _ in planned.plan.choices]
         finishes: dict[int, Finish] = {}
         async with Choices(self._backend, planned.plan) as choices:
             await choices.submit()
             while choices.running:
                 for new in await choices.next():
-                    parts[new.index].append(new.delta.text)
+                    parts[new.index] += new.delta.events
                     if new.delta.finish is not None:
                         finishes[new.index] = new.delta.finish
-        whole = [WholeChoice("".join(texts), finishes[index]) for index, texts in enumerate(parts)]
+        if choices.completion_tokens == 0 and OUT_OF_TIME in finishes.values():
+            raise out_of_time()
+        whole = [WholeChoice(found, finishes[index]) for index, found in enumerate(parts)]
         body = planned.format.whole(whole, _usage(planned, choices))
         await Response(body, media_type="application/json")(scope, receive, send)
 

@@ -19,6 +19,9 @@ E2E_LATENCY_BUCKETS_S = (
 TOKEN_COUNT_BUCKETS = tuple(float(digit * 10**exponent) for exponent in range(6) for digit in (1, 2, 5))
 """1, 2, 5, 10, ... 500,000: the longest contexts of 2026 have about a million tokens."""
 
+CACHED_TOKENS_BUCKETS = (0.0, *(float(64 * 4**exponent) for exponent in range(8)))
+"""0, a block of 64, and from there on by four to a million."""
+
 
 class GenerationFamilies:
     """The metric families; `of` gives the members of one model."""
@@ -46,6 +49,15 @@ class GenerationFamilies:
         self.request_generation_tokens = histogram(
             "request_generation_tokens", "Output tokens of ended generations", TOKEN_COUNT_BUCKETS
         )
+        self.expected_cached_tokens = histogram(
+            "request_expected_cached_tokens", "Prompt tokens that routing took for stored", CACHED_TOKENS_BUCKETS
+        )
+        self.cached_tokens = histogram(
+            "request_cached_tokens", "Prompt tokens that were not computed again", CACHED_TOKENS_BUCKETS
+        )
+        self.missed_cached_tokens = histogram(
+            "request_missed_cached_tokens", "Prompt tokens expected to be stored that were not", CACHED_TOKENS_BUCKETS
+        )
         self._models: dict[str, ModelMetrics] = {}
 
     def of(self, model_name: str) -> "ModelMetrics":
@@ -59,6 +71,7 @@ class ModelMetrics:
     """The members of one model, looked up once: a label look-up costs as much as an observation."""
 
     def __init__(self, families: GenerationFamilies, model_name: str) -> None:
+        self.model_name = model_name
         self.success = {reason: families.success.labels(model_name, reason.name.lower()) for reason in FinishReason}
         self.prompt_tokens = families.prompt_tokens.labels(model_name)
         self.generation_tokens = families.generation_tokens.labels(model_name)
@@ -67,6 +80,9 @@ class ModelMetrics:
         self.e2e_latency = families.e2e_latency.labels(model_name)
         self.request_prompt_tokens = families.request_prompt_tokens.labels(model_name)
         self.request_generation_tokens = families.request_generation_tokens.labels(model_name)
+        self.expected_cached_tokens = families.expected_cached_tokens.labels(model_name)
+        self.cached_tokens = families.cached_tokens.labels(model_name)
+        self.missed_cached_tokens = families.missed_cached_tokens.labels(model_name)
 
 
 class GenerationObserver:
@@ -78,11 +94,24 @@ class GenerationObserver:
         self._num_output_tokens = 0
         self._submitted_s = now_s
         self._last_delivery_s = now_s
+        self._expected_cached_tokens: int | None = None
+        self._cached_tokens = 0
 
-    def delivered(self, num_tokens: int, now_s: float) -> None:
-        """Tokens have come; nothing is measured when there are none."""
+    @property
+    def model_name(self) -> str:
+        """Of its model."""
+        return self._metrics.model_name
+
+    def placed(self, expected_cached_tokens: int) -> None:
+        """An engine core was chosen that should have so many prompt tokens stored."""
+        self._expected_cached_tokens = expected_cached_tokens
+
+    def delivered(self, num_tokens: int, now_s: float, cached_tokens: int = 0) -> None:
+        """Tokens have come, the first with the prompt tokens that were cached; without any nothing is measured."""
         if num_tokens == 0:
             return
+        if self._num_output_tokens == 0:
+            self._cached_tokens = cached_tokens
         since_last_s = now_s - self._last_delivery_s
         if self._num_output_tokens == 0:
             self._metrics.time_to_first_token.observe(since_last_s)
@@ -99,3 +128,7 @@ class GenerationObserver:
         self._metrics.e2e_latency.observe(now_s - self._submitted_s)
         self._metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
         self._metrics.request_generation_tokens.observe(self._num_output_tokens)
+        if self._expected_cached_tokens is not None and self._num_output_tokens > 0:
+            self._metrics.expected_cached_tokens.observe(self._expected_cached_tokens)
+            self._metrics.cached_tokens.observe(self._cached_tokens)
+            self._metrics.missed_cached_tokens.observe(max(0, self._expected_cached_tokens - self._cached_tokens))

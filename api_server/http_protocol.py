@@ -36,6 +36,9 @@ MAX_QUEUED_BODY_BYTES = 64 * 1024
 """Bodies of these together."""
 STALL_PROGRESS_BYTES = 64 * 1024
 """What a caller must read of a full write buffer within the stall timeout: 1 KiB/s, less than slow streams bring."""
+FAREWELL_S = 1.0
+"""While the server shuts down, how long an idle connection stays open for a request that may be on its way: who sends
+one after the other does so at once, and an error would be all it gets."""
 MAX_CONNECTIONS = 8_192
 """Open at once; more are answered with 503 and closed."""
 
@@ -47,6 +50,8 @@ class ConnectionState(ServerState):
         super().__init__()
         self.emptied = asyncio.Event()
         """Set whenever the last connection goes."""
+        self.is_finishing = False
+        """No more connections are accepted; one that just was is to be the shorter."""
 
 
 class _Stall(NamedTuple):
@@ -71,11 +76,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._takes_no_more = False
         """What comes is no longer looked at; the connection closes behind the requests there are."""
         self._stall: _Stall | None = None
+        self._is_finishing = False
+        self._farewell: asyncio.TimerHandle | None = None
 
-    def finish_after_response(self) -> None:
-        """Closes the connection when the response that is under way is complete; an idle one stays."""
-        if self.cycle is not None and not self.cycle.response_complete:
+    def finish(self) -> None:
+        """Closes the connection as soon as its caller can know of it.
+
+        That is after the first response whose head says so. When the present one's head has gone out, or there is none,
+        the next request may be on its way already: it has FAREWELL_S to come.
+        """
+        self._is_finishing = True
+        if self.cycle is None or self.cycle.response_complete:
+            self._close_if_idle_soon()
+        elif not self.cycle.response_started:
             self.cycle.keep_alive = False
+
+    def _close_if_idle_soon(self) -> None:
+        if self._farewell is None:
+            self._farewell = self.loop.call_later(FAREWELL_S, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        self._farewell = None
+        if not self._open_cycles() and not self._head_is_open:
+            self.transport.close()
 
     def end(self) -> None:
         """Closes the connection; what is being answered ends as if the caller had left."""
@@ -102,9 +125,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, ErrorKind.UNAVAILABLE, "too many connections")
         else:
             self._start_head_timer()
+        assert isinstance(self.server_state, ConnectionState)
+        if self.server_state.is_finishing:
+            self.finish()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        if self._farewell is not None:
+            self._farewell.cancel()
         self.pipeline.clear()
         for cycle in self._open_cycles():
             cycle.disconnected = True
@@ -167,6 +195,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._cycles = self._open_cycles()
         super().on_headers_complete()
         self._cycles.append(self.cycle)
+        if self._is_finishing:
+            self.cycle.keep_alive = False
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn would not hear that the caller leaves
 
@@ -179,6 +209,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._is_finishing and not self.transport.is_closing():
+            self._close_if_idle_soon()
         if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
             self._start_head_timer()  # refused before its body has come, which is read for politeness, but not for ever
 

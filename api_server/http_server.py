@@ -60,17 +60,24 @@ class HttpServer:
             connection.cut_if_stalled(now_s, self._stall_timeout_s)
 
     def stop_listening(self) -> None:
-        """Takes no new connections; those there are end with their present response, if they have one."""
+        """Takes no new connections; those there are end as soon as their callers can know of it."""
         self._stall_timeout_s = DRAINING_STALL_TIMEOUT_S
+        self._state.is_finishing = True
         for server in self._server.servers:
             server.close()
         for connection in self._connections():
-            connection.finish_after_response()
+            connection.finish()
 
     async def idle(self) -> None:
         """Waits until no request is being answered."""
         while self._state.tasks:
             await asyncio.wait(set(self._state.tasks))
+
+    async def left(self) -> None:
+        """Waits until no connection is open."""
+        while self._state.connections:
+            self._state.emptied.clear()
+            await self._state.emptied.wait()
 
     async def close(self, timeout_s: float) -> None:
         """Ends what still runs and closes all connections; cuts off who has not read the rest by then."""
@@ -79,9 +86,7 @@ class HttpServer:
         try:
             async with asyncio.timeout(timeout_s):
                 await self.idle()
-                while self._state.connections:
-                    self._state.emptied.clear()
-                    await self._state.emptied.wait()
+                await self.left()
         except TimeoutError:
             for task in self._state.tasks:
                 task.cancel()

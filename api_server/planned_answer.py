@@ -11,6 +11,9 @@ from api_server.choices import ChoicePlan, RequestPlan
 from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
+from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar
+from api_server.placement import Placement
+from api_server.placement_hints import headers_first
 from api_server.sampling_options import Prompt, SamplingOptions, sampling_params
 from api_server.served_model import ServedModel
 
@@ -25,13 +28,23 @@ class PlannedAnswer(msgspec.Struct, frozen=True):
     format: AnswerFormat
     stream: bool
 
+    def placed(self, by_headers: Placement) -> "PlannedAnswer":
+        """The same, where the headers say."""
+        placement = headers_first(by_headers, self.plan.placement)
+        return msgspec.structs.replace(self, plan=msgspec.structs.replace(self.plan, placement=placement))
+
 
 Planner = Callable[[Fields, GenerationBackend], Coroutine[Any, Any, PlannedAnswer]]
 """Checks everything before anything is submitted. Raises ApiError, and what `backend.model` raises."""
 
 
 def request_plan(
-    options: SamplingOptions, model: ServedModel, prompts: list[Prompt], request_prefix: str
+    options: SamplingOptions,
+    model: ServedModel,
+    prompts: list[Prompt],
+    request_prefix: str,
+    grammar: AnswerGrammar = WHOLE_TEXT,
+    is_single_call: bool = False,
 ) -> RequestPlan:
     """All choices of all prompts. Choice i of each prompt draws with seed + i. Raises ApiError."""
     if len(prompts) * options.n > MAX_CHOICES:
@@ -47,8 +60,11 @@ def request_plan(
         choices_per_prompt=options.n,
         priority=options.priority,
         cache_salt=options.cache_salt or "",
+        placement=options.placement,
         request_prefix=request_prefix,
         stop_strings=options.stop_strings,
         include_stop_str_in_output=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
+        grammar=grammar,
+        is_single_call=is_single_call,
     )

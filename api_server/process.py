@@ -5,19 +5,22 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import zmq.asyncio
 
 from api_server.app import create_app
 from api_server.cluster_metrics import cluster_families
 from api_server.config import ApiServerConfig
-from api_server.engine_client import ClusterRefusedUs, EngineClient
+from api_server.engine_client import ClusterRefusedUs, EngineClient, Patience
 from api_server.http_server import HttpServer, raise_file_limit
 from api_server.http_socket import bind_http_socket, inherited_http_socket, url_of
 from api_server.links import Links
 from api_server.metrics import Metrics
 from api_server.metrics_page import MetricsPage
+from api_server.parsers.names import ParserNames
 from api_server.uploads import Uploads
 from protocol.exit_codes import ExitCode
 from protocol.heartbeats import HEARTBEAT_S
@@ -71,7 +74,10 @@ async def _serve(
     config: ApiServerConfig, lifeline: Lifeline, shutdown: _Shutdown, links: Links, hello: ClientHello
 ) -> int:
     metrics = Metrics()
-    client = EngineClient(links, hello, config.admission_timeout_s, metrics, asyncio.get_running_loop().time)
+    clock = asyncio.get_running_loop().time
+    patience = Patience(config.admission_timeout_s, config.resume_timeout_s)
+    parsers = ParserNames(config.tool_call_parser, config.reasoning_parser)
+    client = EngineClient(links, hello, patience, metrics, clock, parsers)
     shared = Path(config.metrics_dir) if config.metrics_dir is not None else None
     page = MetricsPage(metrics, lambda: cluster_families(client.view, client.is_connected), shared)
     uploads = Uploads(config.max_body_bytes)
@@ -124,20 +130,21 @@ async def drain(client: EngineClient, server: HttpServer, timeout_s: float, hurr
     logger.info("draining: open requests have %.0f s", timeout_s)
     client.start_draining()
     server.stop_listening()
-    if not await _is_idle_within(server, timeout_s, hurried):
+    if not await _is_done_within(server.left(), timeout_s, hurried):
         logger.warning("ending the requests that are left")
+        client.stop_taking()
         client.fail_all("the server is shutting down")
-        if hurried.is_set() or not await _is_idle_within(server, ERROR_EVENT_GRACE_S, hurried):
-            await _is_idle_within(server, HURRIED_GRACE_S, asyncio.Event())
+        if hurried.is_set() or not await _is_done_within(server.idle(), ERROR_EVENT_GRACE_S, hurried):
+            await _is_done_within(server.idle(), HURRIED_GRACE_S, asyncio.Event())
     await server.close(CLOSE_TIMEOUT_S)
     logger.info("drained")
 
 
-async def _is_idle_within(server: HttpServer, timeout_s: float, hurried: asyncio.Event) -> bool:
-    idle = asyncio.create_task(server.idle())
+async def _is_done_within(wait: Coroutine[Any, Any, None], timeout_s: float, hurried: asyncio.Event) -> bool:
+    done = asyncio.create_task(wait)
     hurry = asyncio.create_task(hurried.wait())
-    await asyncio.wait((idle, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    is_idle = idle.done()
-    for waiter in (idle, hurry):
+    await asyncio.wait((done, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    is_done = done.done()
+    for waiter in (done, hurry):
         waiter.cancel()
-    return is_idle
+    return is_done

@@ -5,6 +5,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from api_server.errors import ApiError, ErrorKind, invalid
+from api_server.placement import Placement
+from api_server.placement_hints import check_session_key
 from protocol.card import ModelCard
 from protocol.sampling import SamplingParams
 
@@ -85,6 +87,9 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    """OpenAI's name of a key that prompts with a common beginning share; session_id wins."""
 
     def check(self) -> None:
         """All that can be checked without the model. Raises ApiError."""
@@ -95,6 +100,9 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
             raise invalid("seed must be a signed 64-bit integer", "seed")
         if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_CACHE_SALT_CHARS:
             raise invalid(f"cache_salt must have 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt")
+        for name, value in (("session_id", self.session_id), ("prompt_cache_key", self.prompt_cache_key)):
+            if value is not None:
+                check_session_key(value, name)
         self._check_stops()
         self._check_stream_options()
 
@@ -107,6 +115,11 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     def wants_usage(self) -> bool:
         """Whether the stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def placement(self) -> Placement:
+        """What the body says of where the request had better run."""
+        return Placement(self.session_id or self.prompt_cache_key or "")
 
     def token_limit(self) -> int | None:
         """What the caller set as the most tokens to generate."""

@@ -37,6 +37,13 @@ class StopStrings:
                 return self._cut(text[: position + 1], matched)
         return self._let_out(text)
 
+    def release(self) -> str:
+        """What is held back, because the text is interrupted: no stop string goes across."""
+        held, self._held = self._held, ""
+        for automaton in self._automata:
+            automaton.reset()
+        return held
+
     def finish(self) -> str:
         """What is still held back, when the text has ended without a match. Nothing may be pushed afterwards."""
         held, self._held = self._held, ""
@@ -78,6 +85,10 @@ class _Automaton:
         self.state = 0
         """Length of the longest suffix of the text that begins the pattern, the whole pattern excluded."""
         self._borders = _borders(pattern)
+
+    def reset(self) -> None:
+        """The text starts anew."""
+        self.state = 0
 
     def advance(self, character: str) -> bool:
         """Takes one character; whether the pattern ends with it."""

@@ -1,6 +1,7 @@
 """A model's tokenizer: text to ids, and what detokenisation must know of single tokens."""
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 import tokenizers
@@ -67,6 +68,13 @@ class Tokenizer:
     def added_token(self, token_id: int) -> str | None:
         """The text of a token that was added to the model's own vocabulary, None for other tokens."""
         return self._added.get(token_id)
+
+    def special_ids_in(self, texts: Iterable[str]) -> frozenset[int]:
+        """Special tokens whose text is one of these, or a part of one."""
+        markers = list(texts)
+        return frozenset(
+            token_id for token_id in self._special if any(self._added[token_id] in marker for marker in markers)
+        )
 
     def is_special(self, token_id: int) -> bool:
         """Whether skip_special_tokens leaves it out."""

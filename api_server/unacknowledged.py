@@ -1,4 +1,4 @@
-"""Submissions that the coordinator has not answered: kept whole, since they may have to be sent again."""
+"""Submissions that the coordinator has not answered, in the order in which they are sent again to the next one."""
 
 from collections.abc import Iterator
 
@@ -15,6 +15,8 @@ class Unacknowledged:
 
     def __init__(self) -> None:
         self._generations: dict[RequestId, LiveGeneration] = {}
+        self._postponed: dict[RequestId, LiveGeneration] = {}
+        """Those of them that the coordinator could not place, or be sent, just now: to be sent again a little later."""
         self._bytes = 0
 
     def __iter__(self) -> Iterator[LiveGeneration]:
@@ -29,13 +31,32 @@ class Unacknowledged:
         self._generations[generation.submit.request_id] = generation
         self._bytes += len(generation.submit.prompt)
 
+    def __contains__(self, generation: LiveGeneration) -> bool:
+        return generation.submit.request_id in self._generations
+
     def remove(self, generation: LiveGeneration) -> None:
         """It was answered, or it ended; idempotent."""
+        self._postponed.pop(generation.submit.request_id, None)
         if self._generations.pop(generation.submit.request_id, None) is not None:
             self._bytes -= len(generation.submit.prompt)
 
+    def postpone(self, generation: LiveGeneration) -> None:
+        """It is to be sent again a little later."""
+        assert generation in self
+        self._postponed[generation.submit.request_id] = generation
+
+    def is_postponed(self, generation: LiveGeneration) -> bool:
+        """Whether it waits for that."""
+        return generation.submit.request_id in self._postponed
+
+    def take_postponed(self) -> list[LiveGeneration]:
+        """Those that are to be sent now."""
+        postponed = list(self._postponed.values())
+        self._postponed.clear()
+        return postponed
+
     def check_invariants(self) -> None:
-        """For tests."""
+        """For tests. What is resumed is let in also beyond the limits: it was there before."""
+        assert self._postponed.keys() <= self._generations.keys()
         assert not any(generation.is_acknowledged for generation in self)
         assert self._bytes == sum(len(generation.submit.prompt) for generation in self)
-        assert len(self._generations) <= MAX_UNACKNOWLEDGED

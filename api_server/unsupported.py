@@ -1,7 +1,7 @@
 """Request fields that this version does not act on: refused unless they say "off", never silently ignored.
 
 Fields that no answer depends on are accepted without effect instead, and therefore not listed: user, metadata,
-safety_identifier, prompt_cache_key, prompt_cache_retention, parallel_tool_calls (there are no tools).
+safety_identifier, prompt_cache_retention.
 """
 
 from collections.abc import Mapping
@@ -51,9 +51,10 @@ CHAT_SWITCHES: Mapping[str, Switch] = _COMMON | {
     "logprobs": Switch((False,)),
     "modalities": Switch((["text"],)),
     "prediction": NEVER,
-    "reasoning_effort": NEVER,
-    "tool_choice": Switch(("none", "auto")),
-    "tools": Switch(([],)),
+    "separate_reasoning": Switch((True,)),
+    "thinking": NEVER,
+    "thinking_budget": NEVER,
+    "thinking_token_budget": NEVER,
     "top_logprobs": Switch((0,)),
     "verbosity": NEVER,
     "web_search_options": NEVER,

@@ -15,6 +15,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
+    Cleared,
     ClientHello,
     ClientToCoordinator,
     ClientWelcome,
@@ -25,7 +26,10 @@ from protocol.messages import (
     Heartbeat,
     ProcessExited,
     Refused,
+    RequestEnded,
+    RequestsLost,
 )
+from protocol.prefix_hash import is_fit_for
 
 
 class ClientLink:
@@ -62,7 +66,7 @@ class ClientLink:
     def _handle_member(
         self,
         client: ClientMember,
-        message: EngineCoreRequest | Abort | GetCard | Heartbeat,
+        message: EngineCoreRequest | Abort | Cleared | GetCard | Heartbeat | RequestEnded,
         received: Received[ClientToCoordinator],
         now_s: float,
     ) -> None:
@@ -74,16 +78,23 @@ class ClientLink:
                 self._dispatcher.submit(Submission(client, message, received.frames), now_s)
             case Abort():
                 self._dispatcher.abort(client, message.keys)
+            case Cleared(keys):
+                self._dispatcher.cleared(keys)
             case GetCard():
                 expected = self._engine_link.expects_card(message.card_hash)
                 self._cards.ask(client.identity, message.card_hash, expected)
             case Heartbeat():
                 self._outbox.to_client(client.identity, Heartbeat())
+            case RequestEnded():
+                self._dispatcher.ended(client, message, now_s)
             case _:
                 assert_never(message)
 
-    def lose(self, identity: Identity, reason: str, may_return: bool = True) -> None:
-        """Gives an API server up; the engine cores drop its requests. No effect when there is none of this identity."""
+    def lose(self, identity: Identity, reason: str, may_return: bool = True, is_silent: bool = False) -> None:
+        """Gives an API server up; the engine cores drop its requests. No effect when there is none of this identity.
+
+        One that is silent is left alone: it may go on, and its callers with it.
+        """
         client = self._clients.find(identity)
         if client is None:
             return
@@ -118,11 +129,14 @@ class ClientLink:
             return
         if self._clients.find(identity) is None:
             self._displace(hello.name)
+        is_new = self._clients.find(identity) is None
         client = self._clients.join(identity, hello, self._may_claim(hello))
         self._clients.forget_lost(hello.name)
         self._welcome(client)
         if client.index == hello.client_index:  # otherwise it knows that it has lost everything
             self._tell_lost(client, [run for run in hello.engines if not self._goes_on(run)])
+            if is_new:
+                self._tell_lost_requests(client)
         self._liveness.heard(identity, now_s)
         self._publisher.membership_changed()
         self._note(client, f"said Hello, pid {hello.pid}")
@@ -144,6 +158,12 @@ class ClientLink:
             reason = "the engine core or its requests were lost during a reconnect"
             lost = EngineLost(run.engine_index, run.incarnation, reason)
             self._outbox.to_client(client.identity, lost)
+
+    def _tell_lost_requests(self, client: ClientMember) -> None:
+        for run in client.hello.engines:
+            engine = self._engines.of_run(run.incarnation)
+            if engine is not None and (keys := self._dispatcher.lost_requests(client, engine)):
+                self._outbox.to_client(client.identity, RequestsLost(keys))
 
     def _displace(self, name: str) -> None:
         older = self._clients.named(name)
@@ -170,5 +190,8 @@ class ClientLink:
 def _check(client: ClientMember, request: EngineCoreRequest, received: Received[ClientToCoordinator]) -> None:
     if request.client_index != client.index:
         raise ProtocolError("clients: a request under another's client index")
-    if len(received.buffers) != 1 or len(received.buffers[0]) != TOKEN_ID_BYTES * request.num_prompt_tokens:
+    buffers = received.buffers
+    if not 1 <= len(buffers) <= 2 or len(buffers[0]) != TOKEN_ID_BYTES * request.num_prompt_tokens:
         raise ProtocolError("clients: a request whose prompt is not as long as it says")
+    if len(buffers) == 2 and not is_fit_for(buffers[1], request.num_prompt_tokens):
+        raise ProtocolError("clients: a request with more block keys than its prompt has, or with a part of one")

@@ -6,7 +6,7 @@ import msgspec
 
 from coordinator.events import Identity
 from protocol.identifiers import ClientIndex
-from protocol.messages import ClientAddress, ClientHello, Clients
+from protocol.messages import ClientAddress, ClientHello
 
 MAX_CLIENTS = 1024
 """Live at once; a Hello beyond is refused."""
@@ -93,9 +93,9 @@ class ClientTable:
         """The lost API servers of this name will not come back, or just did."""
         self._lost = {each: lost for each, lost in self._lost.items() if lost.hello.name != name}
 
-    def addresses(self) -> Clients:
+    def addresses(self) -> list[ClientAddress]:
         """Where the outputs of each go."""
-        return Clients([ClientAddress(client.index, client.hello.output_address) for client in self._live.values()])
+        return [ClientAddress(client.index, client.hello.output_address) for client in self._live.values()]
 
     def _new_index(self) -> ClientIndex:
         while self._is_taken(self._next_index):

@@ -59,6 +59,7 @@ class ClusterState:
         self._settling = parts.settling
         self._publisher = parts.publisher
         self._engines = parts.engines
+        self._blocks = parts.blocks
         self._clients = parts.clients
         self._cards = parts.cards
         self._dispatcher = parts.dispatcher
@@ -97,6 +98,11 @@ class ClusterState:
                 assert_never(event)
         return self._outbox.take()
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that are at an engine core or wait for one."""
+        return self._dispatcher.num_requests
+
     def next_deadline_s(self) -> float:
         """When TurnEnded must be handled at the latest, also if nothing happens; infinity for never."""
         return min(
@@ -117,6 +123,7 @@ class ClusterState:
             self._settle(now_s)
         if drained:
             self._give_up_silent(now_s)
+        self._dispatcher.let_suspect_run(now_s)
         for message in self._publisher.flush(now_s, self._view, self._state_of):
             self._outbox.add(Publish(message))
         self._wake_by_s = self.next_deadline_s()
@@ -137,7 +144,7 @@ class ClusterState:
         for link, liveness in self._liveness.items():
             for identity in liveness.expired(now_s):
                 reason = f"not heard from for {self._heartbeat_timeout_s:g} s"
-                self._links[link].lose(identity, reason)
+                self._links[link].lose(identity, reason, is_silent=True)
 
     def _view(self) -> ClusterView:
         return ClusterView(
@@ -145,6 +152,8 @@ class ClusterState:
             api_servers=[client.hello.name for client in self._clients],
             malformed_total=self._malformed_total,
             rejected_total=self._dispatcher.rejected_total,
+            silent=self._engines.silent(),
+            tenants=self._dispatcher.tenant_states(),
         )
 
     def _state_of(self, identity: Identity) -> EngineState | None:
@@ -156,6 +165,8 @@ class ClusterState:
         self._engines.check_invariants()
         self._clients.check_invariants()
         self._cards.check_invariants()
+        self._blocks.check_invariants()
+        assert self._blocks.members() <= {engine.identity for engine in self._engines}
         self._dispatcher.check_invariants(self._clients.indexes())
         for liveness in self._liveness.values():
             liveness.check_invariants()

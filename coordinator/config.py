@@ -19,6 +19,15 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         int,
         Meta(ge=1, description="requests in flight per model, beyond which new ones are refused with 429"),
     ] = 4096
+    max_waiting_requests: Annotated[
+        int,
+        Meta(ge=1, description="requests that may wait per engine core, beyond which new ones are refused with 429"),
+    ] = 1024
+    max_queued_prefill_tokens: Annotated[
+        int,
+        Meta(ge=1, description="prompt tokens that may wait per engine core, beyond which new requests get a 429"),
+    ] = 1_048_576
+    tenants_file: Annotated[str | None, Meta(description="TOML file of tenants: their API keys and limits")] = None
     heartbeat_timeout_s: Annotated[
         float,
         Meta(

@@ -1,23 +1,29 @@
 """What engine cores say, and what becomes of it."""
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from coordinator.engines import MAX_ENGINES, EngineMember
 from coordinator.events import Identity, Link, Note
 from coordinator.greeting import is_genuine, reason_to_refuse
 from coordinator.parts import Parts
-from protocol.codec import Received
+from protocol.codec import Frame, Received
 from protocol.errors import ProtocolError
 from protocol.messages import (
     PROTOCOL_VERSION,
+    BlocksChanged,
     Card,
+    Clients,
     EngineHello,
     EngineLost,
     EngineToCoordinator,
     EngineWelcome,
+    GetBlocks,
     LoadReport,
     Refused,
+    RequestsLost,
 )
+from protocol.prefix_hash import BLOCK_KEY_BYTES, unpack_block_keys
 
 
 class EngineLink:
@@ -26,6 +32,7 @@ class EngineLink:
     def __init__(self, parts: Parts) -> None:
         self._incarnation = parts.incarnation
         self._engines = parts.engines
+        self._blocks = parts.blocks
         self._clients = parts.clients
         self._dispatcher = parts.dispatcher
         self._cards = parts.cards
@@ -33,6 +40,7 @@ class EngineLink:
         self._settling = parts.settling
         self._publisher = parts.publisher
         self._outbox = parts.outbox
+        self._clients_number = 0
 
     def handle(self, identity: Identity, received: Received[EngineToCoordinator], now_s: float) -> None:
         """Takes a message. Raises ProtocolError, with nothing changed, when its sender must not send it."""
@@ -46,9 +54,12 @@ class EngineLink:
         self._liveness.heard(identity, now_s)
         match message:
             case LoadReport():
+                self._dispatcher.computed(engine, message.load, now_s)
                 if engine.reported(message.load, message.adds_received):
                     self._publisher.engine_changed(identity)
                 self._dispatcher.finished(engine, message.finished, now_s)
+            case BlocksChanged():
+                self._take_blocks(engine, message, received.buffers)
             case Card():
                 if message.card_hash != engine.hello.model.card_hash or len(received.buffers) != 1:
                     raise ProtocolError("engines: a card that is not the announced one")
@@ -56,13 +67,21 @@ class EngineLink:
             case _:
                 assert_never(message)
 
-    def lose(self, identity: Identity, reason: str, may_return: bool = True) -> None:
+    def _take_blocks(self, engine: EngineMember, change: BlocksChanged, buffers: Sequence[Frame]) -> None:
+        if len(buffers) != 2 or any(len(buffer) % BLOCK_KEY_BYTES for buffer in buffers):
+            raise ProtocolError("engines: blocks that are not told in two buffers of whole keys")
+        stored, evicted = (unpack_block_keys(buffer) for buffer in buffers)
+        if not self._blocks.told(engine.identity, change, stored, evicted):
+            self._outbox.to_engine(engine.identity, GetBlocks())
+
+    def lose(self, identity: Identity, reason: str, may_return: bool = True, is_silent: bool = False) -> None:
         """Gives an engine core up, and with it its requests. No effect when there is none with this identity."""
         engine = self._engines.find(identity)
         if engine is None:
             return
         keys = self._dispatcher.engine_gone(engine)
-        self._engines.leave(engine, keys, may_return)
+        self._blocks.leave(identity)
+        self._engines.leave(engine, keys, may_return, is_silent)
         self._liveness.forget(identity)
         for client in self._clients:
             self._outbox.to_client(client.identity, EngineLost(engine.index, engine.hello.incarnation, reason))
@@ -114,6 +133,7 @@ class EngineLink:
         if is_inherited:
             self._tell_whom_it_has_cut_off(engine)
             self._dispatcher.adopt(engine)
+            self._tell_whose_requests_it_lacks(engine)
         else:
             self._dispatcher.reconcile(engine, hello, ())  # the table has none of it: all that it lists is aborted
         self._note(engine, f"joined with {len(hello.requests)} requests, model {hello.model.name}, pid {hello.pid}")
@@ -126,6 +146,12 @@ class EngineLink:
             has_worked_for_it = any(run.incarnation == incarnation for run in client.hello.engines)
             if has_worked_for_it and client.index not in engine.hello.clients:
                 self._outbox.to_client(client.identity, lost)
+
+    def _tell_whose_requests_it_lacks(self, engine: EngineMember) -> None:
+        """An earlier coordinator had accepted them, and died before it handed them on."""
+        for client in self._clients:
+            if keys := self._dispatcher.lost_requests(client, engine):
+                self._outbox.to_client(client.identity, RequestsLost(keys))
 
     def _displace(self, name: str) -> None:
         older = self._engines.named(name)
@@ -153,7 +179,9 @@ class EngineLink:
 
     def _send_clients_to(self, engine: EngineMember) -> None:
         if not engine.awaits_clients:
-            self._outbox.to_engine(engine.identity, self._clients.addresses())
+            self._clients_number += 1
+            clients = Clients(self._clients.addresses(), self._clients_number, self._incarnation)
+            self._outbox.to_engine(engine.identity, clients)
 
     def _note(self, engine: EngineMember, what: str) -> None:
         self._outbox.add(Note(f"engine core {engine.hello.name} (index {engine.index}) {what}"))

@@ -1,7 +1,7 @@
 """The engine cores: who is there, under which index, with what load; and who was lost and may come back."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import msgspec
 
@@ -9,7 +9,7 @@ from coordinator.events import Identity
 from coordinator.routing import EngineView
 from protocol.codec import Frame
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
-from protocol.messages import EngineHello, EngineState, Load, RequestKey
+from protocol.messages import EngineHello, EngineState, Load, MemberProcess, RequestKey
 
 MAX_ENGINES = 1024
 """Live at once; a Hello beyond is refused."""
@@ -23,7 +23,8 @@ class UnseenRequest(msgspec.Struct, frozen=True, gc=False):
     """A request sent to an engine core that has not confirmed it with a report. Kept to be sent again."""
 
     key: RequestKey
-    num_prompt_tokens: int
+    prefill_tokens: int
+    """Prompt tokens that should have to be computed there."""
     frames: Sequence[Frame]
 
 
@@ -55,14 +56,14 @@ class EngineMember:
     def sent(self, request: UnseenRequest) -> None:
         """A request goes to it: it counts as queued there at once."""
         self._unseen.append(request)
-        self._unseen_tokens += request.num_prompt_tokens
+        self._unseen_tokens += request.prefill_tokens
 
     def reported(self, load: Load, adds_received: int) -> bool:
         """Takes over a report; returns whether it says something new. A report never overwrites what was sent after
         it: only requests that it has seen stop being counted on top of it."""
         if adds_received <= self._num_confirmed + len(self._unseen):  # otherwise it is from before our Welcome
             while self._num_confirmed < adds_received:
-                self._unseen_tokens -= self._unseen.popleft().num_prompt_tokens
+                self._unseen_tokens -= self._unseen.popleft().prefill_tokens
                 self._num_confirmed += 1
         changed = load != self.load
         self.load = load
@@ -81,14 +82,19 @@ class EngineMember:
         """It must not be sent Clients yet, nor requests."""
         return bool(self._awaited)
 
-    def view(self, requests: int) -> EngineView:
-        """What routing looks at."""
+    def view(self, requests: int, prefill_tokens: int) -> EngineView:
+        """What routing looks at, by the requests that it has and what should have to be computed for them in all.
+
+        It reports prompts that wait as if nothing of them were stored, so of both sums the smaller one is true.
+        """
         return EngineView(
             index=self.index,
             model=self.hello.model.name,
             available=not (self.load.draining or self._awaited),
-            queued_prefill_tokens=self.load.queued_prefill_tokens + self._unseen_tokens,
+            queued_prefill_tokens=min(self.load.queued_prefill_tokens + self._unseen_tokens, prefill_tokens),
             requests=requests,
+            kv_used_share=_share(self.load.kv_used_tokens, self.load.kv_capacity_tokens),
+            waiting_requests=self.load.waiting + len(self._unseen),
         )
 
     def state(self, requests: int) -> EngineState:
@@ -96,8 +102,8 @@ class EngineMember:
         return EngineState(self.index, self.hello.name, self.hello.incarnation, self.hello.model, self.load, requests)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when the sum of unseen prompt tokens is wrong."""
-        assert self._unseen_tokens == sum(each.num_prompt_tokens for each in self._unseen)
+        """Raises AssertionError when the sum of unseen tokens is wrong."""
+        assert self._unseen_tokens == sum(each.prefill_tokens for each in self._unseen)
 
 
 class EngineTable:
@@ -106,6 +112,8 @@ class EngineTable:
     def __init__(self) -> None:
         self._live: dict[Identity, EngineMember] = {}
         self._lost: dict[Identity, EngineHello] = {}
+        self._silent: set[Identity] = set()
+        """Those of the lost of which nothing was heard."""
         self._indexes: dict[str, EngineIndex] = {}
 
     def __iter__(self) -> Iterator[EngineMember]:
@@ -118,12 +126,9 @@ class EngineTable:
         """The live engine core with this identity."""
         return self._live.get(identity)
 
-    def at(self, index: EngineIndex) -> EngineMember:
-        """The live engine core with this index; KeyError when there is none."""
-        for engine in self._live.values():
-            if engine.index == index:
-                return engine
-        raise KeyError(index)
+    def indexes(self) -> Container[EngineIndex]:
+        """Of the engine cores that are there, or whose index is kept for them."""
+        return self._indexes.values()
 
     def named(self, name: str) -> EngineMember | None:
         """The live engine core with this name."""
@@ -145,15 +150,18 @@ class EngineTable:
         self._live[identity] = engine
         return engine
 
-    def leave(self, engine: EngineMember, keys: list[RequestKey], may_return: bool) -> None:
-        """No longer live. When it may only have been silent, it is remembered with the requests that it must give
-        up, as the Hello that it would say."""
+    def leave(self, engine: EngineMember, keys: list[RequestKey], may_return: bool, is_silent: bool) -> None:
+        """No longer live. When it may come back, it is remembered with the requests that it must give up, as the Hello
+        that it would say."""
         del self._live[engine.identity]
         if may_return:
             requests = [(key, ClientIndex(-1), 0) for key in keys]
             self._lost[engine.identity] = msgspec.structs.replace(engine.hello, requests=requests, clients=[])
+            if is_silent:
+                self._silent.add(engine.identity)
             if len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
+                self._silent &= self._lost.keys()
 
     def lost(self, identity: Identity) -> EngineHello | None:
         """What the lost engine core with this identity would say."""
@@ -162,6 +170,11 @@ class EngineTable:
     def forget_lost(self, name: str) -> None:
         """The lost engine cores of this name will not come back, or just did."""
         self._lost = {each: hello for each, hello in self._lost.items() if hello.name != name}
+        self._silent &= self._lost.keys()
+
+    def silent(self) -> list[MemberProcess]:
+        """The processes of the lost engine cores of which nothing was heard."""
+        return [MemberProcess(self._lost[each].name, self._lost[each].pid) for each in sorted(self._silent)]
 
     def _index_of(self, hello: EngineHello) -> EngineIndex:
         index = self._indexes.pop(hello.name, None)
@@ -183,9 +196,14 @@ class EngineTable:
         assert all(self._indexes[engine.hello.name] == engine.index for engine in self._live.values())
         assert all(identity == engine.identity for identity, engine in self._live.items())
         assert len(self._lost) <= MAX_LOST
+        assert self._silent <= self._lost.keys()
         for engine in self._live.values():
             engine.check_invariants()
         assert not self._lost.keys() & self._live.keys()
+
+
+def _share(used: int, capacity: int) -> float:
+    return used / capacity if capacity > 0 else 0.0
 
 
 def _lowest_free(taken: set[EngineIndex]) -> EngineIndex:

@@ -7,10 +7,12 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import zmq
 
+from coordinator.admission import AdmissionLimits
 from coordinator.cluster import ClusterState
 from coordinator.config import CoordinatorConfig
 from coordinator.loop import CoordinatorLoop, Sockets, ZmqSocket
@@ -21,6 +23,7 @@ from protocol.identifiers import ClientIndex, new_incarnation
 from protocol.lifeline import Lifeline, Notice
 from protocol.malformed import MalformedLog
 from protocol.sockets import SocketKind, open_socket
+from protocol.tenants import BadTenants, load_tenants
 
 logger = logging.getLogger("shoal.coordinator")
 
@@ -32,11 +35,11 @@ CLIENT_INDEX_STRIDE = 2**16
 def run(config: CoordinatorConfig, lifeline: Lifeline) -> int:
     """Serves until SIGTERM or SIGINT, then ends at once: no stream passes through here, nothing is to be drained.
 
-    Returns the exit code: HOPELESS when an address cannot be used.
+    Returns the exit code: HOPELESS when an address or the tenants file cannot be used.
     """
     try:
         _serve(config, lifeline)
-    except AddressError as error:
+    except (AddressError, BadTenants) as error:
         logger.error("cannot start: %s", error)
         return ExitCode.HOPELESS
     logger.info("ends")
@@ -45,19 +48,25 @@ def run(config: CoordinatorConfig, lifeline: Lifeline) -> int:
 
 def _serve(config: CoordinatorConfig, lifeline: Lifeline) -> None:
     with _stop_on_signals() as stop, _open_sockets(config, stop) as sockets:
+        loop = make_loop(config, sockets)
         logger.info("listens at %s, %s, %s", *_addresses(sockets))
         lifeline.notify(Notice("ready"))
-        make_loop(config, sockets).run()
+        loop.run()
         lifeline.notify(Notice("draining"))
 
 
 def make_loop(config: CoordinatorConfig, sockets: Sockets) -> CoordinatorLoop:
-    """A loop around a core that knows nobody yet."""
+    """A loop around a core that knows nobody yet. Raises BadTenants."""
     settings = Settings(
         incarnation=new_incarnation(),
         first_client_index=ClientIndex(secrets.randbelow(CLIENT_INDEX_RANGE) * CLIENT_INDEX_STRIDE),
-        max_requests=config.max_requests,
+        limits=AdmissionLimits(
+            max_requests=config.max_requests,
+            max_waiting_requests=config.max_waiting_requests,
+            max_queued_prefill_tokens=config.max_queued_prefill_tokens,
+        ),
         heartbeat_timeout_s=config.heartbeat_timeout_s,
+        tenants={} if config.tenants_file is None else load_tenants(Path(config.tenants_file)),
     )
     state = ClusterState(settings, time.monotonic())
     return CoordinatorLoop(sockets, state, MalformedLog(time.monotonic), time.monotonic)

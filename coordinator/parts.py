@@ -1,7 +1,11 @@
 """The owners that make up a coordinator, as the two links share them."""
 
+from collections.abc import Mapping
+
 import msgspec
 
+from coordinator.admission import Admission, AdmissionLimits
+from coordinator.block_index import BlockIndex
 from coordinator.card_cache import CardCache
 from coordinator.clients import ClientTable
 from coordinator.dispatcher import Dispatcher
@@ -10,7 +14,9 @@ from coordinator.events import Link, Outbox
 from coordinator.liveness import Liveness
 from coordinator.publisher import ClusterPublisher
 from coordinator.settling import Settling
+from coordinator.tenant_limits import TenantLimits
 from protocol.identifiers import ClientIndex, Incarnation
+from protocol.tenants import TenantTable
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -19,9 +25,10 @@ class Settings(msgspec.Struct, frozen=True):
     incarnation: Incarnation
     first_client_index: ClientIndex
     """Drawn at random: see ClientTable."""
-    max_requests: int
-    """In flight per model."""
+    limits: AdmissionLimits
     heartbeat_timeout_s: float
+    tenants: Mapping[str, TenantTable] = {}
+    """By name."""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -32,6 +39,7 @@ class Parts(msgspec.Struct, frozen=True):
     settling: Settling
     publisher: ClusterPublisher
     engines: EngineTable
+    blocks: BlockIndex
     clients: ClientTable
     cards: CardCache
     dispatcher: Dispatcher
@@ -44,14 +52,18 @@ def make_parts(settings: Settings, started_s: float) -> Parts:
     settling = Settling(started_s + settings.heartbeat_timeout_s)
     publisher = ClusterPublisher(settings.incarnation)
     engines = EngineTable()
+    blocks = BlockIndex()
+    admission = Admission(settings.limits)
+    tenants = TenantLimits(settings.tenants, started_s)
     return Parts(
         incarnation=settings.incarnation,
         outbox=outbox,
         settling=settling,
         publisher=publisher,
         engines=engines,
+        blocks=blocks,
         clients=ClientTable(settings.first_client_index),
         cards=CardCache(outbox),
-        dispatcher=Dispatcher(engines, settling, publisher, outbox, settings.max_requests),
+        dispatcher=Dispatcher(engines, blocks, settling, publisher, outbox, admission, tenants),
         liveness={link: Liveness(settings.heartbeat_timeout_s) for link in Link},
     )

@@ -12,7 +12,14 @@ import msgspec
 
 from coordinator.events import Identity
 from protocol.identifiers import Incarnation
-from protocol.messages import ClusterSnapshot, CoordinatorToAll, EngineState, EngineUpdate
+from protocol.messages import (
+    ClusterSnapshot,
+    CoordinatorToAll,
+    EngineState,
+    EngineUpdate,
+    MemberProcess,
+    TenantState,
+)
 
 COUNTS_INTERVAL_S = 1.0
 """When only counters of refused requests and malformed frames changed, a snapshot waits for this long at most."""
@@ -25,6 +32,8 @@ class ClusterView(msgspec.Struct, frozen=True):
     api_servers: list[str]
     malformed_total: int
     rejected_total: dict[str, int]
+    silent: list[MemberProcess]
+    tenants: list[TenantState]
 
 
 class ClusterPublisher:
@@ -71,6 +80,8 @@ class ClusterPublisher:
             view.api_servers,
             view.malformed_total,
             dict(view.rejected_total),
+            view.silent,
+            view.tenants,
         )
 
     def _next_sequence(self) -> int:

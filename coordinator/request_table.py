@@ -6,7 +6,7 @@ import msgspec
 
 from coordinator.events import Identity
 from protocol.identifiers import ClientIndex, RequestId
-from protocol.messages import RequestKey
+from protocol.messages import RequestKey, RouteReason
 
 Owner = TypeVar("Owner")
 
@@ -18,6 +18,11 @@ class Routed(msgspec.Struct, frozen=True, gc=False):
     client_index: ClientIndex
     engine: Identity
     model: str
+    prefill_tokens: int
+    """Prompt tokens that should have to be computed there."""
+    expected_cached_tokens: int = 0
+    reason: RouteReason | None = None
+    """None for one that an earlier coordinator has routed."""
 
 
 class RequestTable:
@@ -28,6 +33,8 @@ class RequestTable:
         self._of_engine: dict[Identity, set[RequestId]] = {}
         self._of_client: dict[ClientIndex, set[RequestId]] = {}
         self._of_model: dict[str, int] = {}
+        self._prefill_tokens: dict[Identity, int] = {}
+        """By engine core, of its requests."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -44,6 +51,8 @@ class RequestTable:
         self._of_engine.setdefault(routed.engine, set()).add(request_id)
         self._of_client.setdefault(routed.client_index, set()).add(request_id)
         self._of_model[routed.model] = self._of_model.get(routed.model, 0) + 1
+        tokens = self._prefill_tokens.get(routed.engine, 0) + routed.prefill_tokens
+        self._prefill_tokens[routed.engine] = tokens
 
     def remove(self, routed: Routed) -> None:
         """A request has ended, wherever it was."""
@@ -51,6 +60,9 @@ class RequestTable:
         del self._by_id[request_id]
         _discard(self._of_engine, routed.engine, request_id)
         _discard(self._of_client, routed.client_index, request_id)
+        self._prefill_tokens[routed.engine] -= routed.prefill_tokens
+        if routed.engine not in self._of_engine:
+            del self._prefill_tokens[routed.engine]
         self._of_model[routed.model] -= 1
         if not self._of_model[routed.model]:
             del self._of_model[routed.model]
@@ -66,6 +78,10 @@ class RequestTable:
     def engine_count(self, engine: Identity) -> int:
         """Number of requests of an engine core."""
         return len(self._of_engine.get(engine, ()))
+
+    def prefill_tokens(self, engine: Identity) -> int:
+        """Prompt tokens that the requests of an engine core should have to be computed, some of them done already."""
+        return self._prefill_tokens.get(engine, 0)
 
     def in_flight(self, model: str) -> int:
         """Number of requests for a model."""
@@ -89,6 +105,11 @@ class RequestTable:
         ):
             assert sorted((owner, each) for owner, ids in index.items() for each in ids) == sorted(pairs)
             assert all(index.values()), "an owner without requests is still listed"
+        assert self._prefill_tokens.keys() == self._of_engine.keys()
+        assert all(
+            tokens == sum(row.prefill_tokens for row in rows if row.engine == engine)
+            for engine, tokens in self._prefill_tokens.items()
+        )
         assert sum(self._of_model.values()) == len(rows)
         assert all(count == sum(row.model == model for row in rows) for model, count in self._of_model.items())
 

@@ -1,6 +1,7 @@
-"""Submissions that wait, in a coordinator that has just started, for engine cores to say Hello."""
+"""Submissions that wait for engine cores to say Hello: all kinds in a coordinator that has just started, later only
+those that have lost their engine core."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -9,6 +10,7 @@ from coordinator.events import Identity
 from protocol.codec import Frame
 from protocol.identifiers import RequestId
 from protocol.messages import EngineCoreRequest
+from protocol.prefix_hash import BlockKey, unpack_block_keys
 
 MAX_WAITING = 4096
 MAX_WAITING_BYTES = 64 * 1024 * 1024
@@ -27,6 +29,11 @@ class Submission(msgspec.Struct, frozen=True):
         """Size of its frames."""
         return sum(map(len, self.frames))
 
+    @property
+    def block_keys(self) -> list[BlockKey]:
+        """Those of its prompt, as many as its sender knew."""
+        return unpack_block_keys(self.frames[3]) if len(self.frames) > 3 else []
+
 
 class WaitingRoom:
     """Owner of the submissions that wait; one attempt of a request at a time."""
@@ -34,6 +41,9 @@ class WaitingRoom:
     def __init__(self) -> None:
         self._waiting: dict[RequestId, Submission] = {}
         self._num_bytes = 0
+
+    def __iter__(self) -> Iterator[Submission]:
+        return iter(self._waiting.values())
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -15,6 +15,7 @@ from api_server.config import ApiServerConfig
 from coordinator.config import CoordinatorConfig
 from deploy.cache import CACHE_VARIABLE, cache_directory
 from deploy.config import all_serve_options
+from deploy.control_options import add_parsers
 from deploy.failure_notice import LastError
 from deploy.options import (
     Option,
@@ -91,6 +92,7 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     pull = commands.add_parser("pull", help="fetch a model and print its folder")
     pull.add_argument("model", metavar="MODEL", help="demo, a hub id (owner/name), or a folder to check")
     commands.add_parser("models", help="list the models that need no download")
+    add_parsers(commands)
     _add_bench(commands, with_bench)
     return parser
 
@@ -284,6 +286,12 @@ def _model_folder(model: str) -> str:
         raise ValueError(str(error)) from error
 
 
+def _control(flags: Mapping[str, Any]) -> int:
+    from deploy.control_commands import run
+
+    return run(flags)
+
+
 _HANDLERS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "serve": _serve,
     "coordinator": _coordinator,
@@ -293,6 +301,9 @@ _HANDLERS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "pull": _pull,
     "models": _models,
     "bench": _bench,
+    "drain": _control,
+    "restart": _control,
+    "scale": _control,
 }
 
 if __name__ == "__main__":

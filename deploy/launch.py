@@ -46,17 +46,27 @@ class Launch(msgspec.Struct, frozen=True):
         self, directory: RunDirectory, http_fd: int, environment: Mapping[str, str]
     ) -> list[tuple[Role, ProcessSpec]]:
         """One for each process, the coordinator first. `environment` is the supervisor's own."""
+        names = [
+            (Role.COORDINATOR, "coordinator"),
+            *((Role.ENGINE_CORE, f"engine-{i}") for i in range(self.engines)),
+            *((Role.API_SERVER, f"api-{i}") for i in range(self.api_servers)),
+        ]
+        return [(role, self.spec(role, name, directory, http_fd, environment)) for role, name in names]
+
+    def spec(
+        self, role: Role, name: str, directory: RunDirectory, http_fd: int, environment: Mapping[str, str]
+    ) -> ProcessSpec:
+        """One process of this role and name, among as many others as this says."""
         inherited = {
             name: value for name, value in environment.items() if not name.startswith(PREFIX) or name == CACHE_VARIABLE
         }
-        return [
-            (Role.COORDINATOR, self._coordinator(directory, inherited)),
-            *((Role.ENGINE_CORE, self._engine_core(f"engine-{i}", directory, inherited)) for i in range(self.engines)),
-            *(
-                (Role.API_SERVER, self._api_server(f"api-{i}", directory, http_fd, inherited))
-                for i in range(self.api_servers)
-            ),
-        ]
+        match role:
+            case Role.COORDINATOR:
+                return self._coordinator(directory, inherited)
+            case Role.ENGINE_CORE:
+                return self._engine_core(name, directory, inherited)
+            case Role.API_SERVER:
+                return self._api_server(name, directory, http_fd, inherited)
 
     def _coordinator(self, directory: RunDirectory, environment: Mapping[str, str]) -> ProcessSpec:
         own = {

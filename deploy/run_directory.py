@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +17,7 @@ _LOCK = "supervisor.lock"
 _MADE_BY_SHOAL = "made by shoal\n"
 """In the lock file of a directory that was not there before."""
 _METRICS = "metrics"
+_CONTROL = "control"
 _OUTPUTS = "outputs-"
 _PREFIX = "shoal-"
 
@@ -63,6 +65,11 @@ class RunDirectory:
         """Directory where the API servers keep the metrics that they sum."""
         return self.path / _METRICS
 
+    @property
+    def control(self) -> Path:
+        """The socket on which the supervisor takes requests of `shoal drain`, `restart` and `scale`."""
+        return control_socket(self.path)
+
     def remove(self) -> None:
         """Removes what a supervisor puts there, and the directory if this one made it and nothing else is in it."""
         self._remove_contents()
@@ -74,9 +81,14 @@ class RunDirectory:
 
     def _remove_contents(self) -> None:
         # Only known names: a directory that was given may hold files that are none of ours.
-        for socket in (CLIENTS, ENGINES, CLUSTER, *(path.name for path in self.path.glob(_OUTPUTS + "*"))):
+        for socket in (CLIENTS, ENGINES, CLUSTER, _CONTROL, *(path.name for path in self.path.glob(_OUTPUTS + "*"))):
             (self.path / socket).unlink(missing_ok=True)
         shutil.rmtree(self.metrics, ignore_errors=True)
+
+
+def control_socket(directory: Path) -> Path:
+    """The control socket of the supervisor that uses this run directory."""
+    return directory / _CONTROL
 
 
 def make_run_directory(path: Path | None) -> Path:
@@ -113,12 +125,28 @@ def _lock(path: Path) -> IO[str] | None:
     return file
 
 
+def running_directories() -> list[Path]:
+    """Run directories, where they are made by default, of this user's supervisors that are alive."""
+    running = []
+    for path in _default_directories():
+        lock = _lock(path)
+        if lock is None:
+            running.append(path)
+        else:
+            lock.close()
+    return running
+
+
+def _default_directories() -> Iterator[Path]:
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if (path / _LOCK).is_file() and path.stat().st_uid == os.getuid():
+            yield path
+
+
 def remove_stale() -> list[Path]:
     """Removes run directories of this user's supervisors that died; returns them. Those alive hold their lock."""
     removed = []
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if not (path / _LOCK).is_file() or path.stat().st_uid != os.getuid():
-            continue
+    for path in _default_directories():
         lock = _lock(path)
         if lock is not None:
             if _remove_tree(path):

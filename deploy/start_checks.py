@@ -27,7 +27,7 @@ def check_options(model: str, values: Mapping[str, Any]) -> None:
             parse_sim_options(model)
         except ModelRefused as error:
             raise StartError(f"model {error}") from error
-    keys = {name: values[name] for name in ("api_key", "api_key_file") if name in values}
+    keys = {name: values[name] for name in ("api_key", "api_key_file", "tenants_file") if name in values}
     try:
         load_keys(ApiServerConfig(clients_address="", cluster_address="", output_address="", **keys))
     except BadKeys as error:

@@ -36,8 +36,8 @@ _LEGAL = {
     ProcessState.STARTING: {ProcessState.READY, ProcessState.BACKING_OFF, ProcessState.ENDING, ProcessState.GONE},
     ProcessState.READY: {ProcessState.BACKING_OFF, ProcessState.ENDING, ProcessState.GONE},
     ProcessState.BACKING_OFF: {ProcessState.STARTING, ProcessState.GONE},
-    ProcessState.ENDING: {ProcessState.KILLED, ProcessState.GONE},
-    ProcessState.KILLED: {ProcessState.GONE},
+    ProcessState.ENDING: {ProcessState.KILLED, ProcessState.GONE, ProcessState.BACKING_OFF},
+    ProcessState.KILLED: {ProcessState.GONE, ProcessState.BACKING_OFF},
     ProcessState.GONE: set[ProcessState](),
 }
 ALIVE = {ProcessState.STARTING, ProcessState.READY, ProcessState.ENDING, ProcessState.KILLED}
@@ -51,14 +51,22 @@ class IllegalMove(Exception):
 class SupervisedProcess:
     """Owner of one process's state."""
 
-    def __init__(self, name: str, role: Role) -> None:
+    def __init__(self, name: str, role: Role, is_optional: bool = False) -> None:
+        """One that `is_optional` was added to a running cluster, which can do without it if it cannot start."""
         self.name = name
+        self.is_optional = is_optional
         self.role = role
         self.state = ProcessState.BACKING_OFF
         self.restart_at_s = 0.0
         self.ready_since_s: float | None = None
         self.was_ever_ready = False
         self.failures = 0
+        self.is_condemned = False
+        """Hung, and sent SIGKILL; its exit has not been seen yet."""
+        self.returns = False
+        """While ending: whether it is started again."""
+        self.ending_deadline_s: float | None = None
+        """While ending by itself, not with the whole cluster: when it is killed."""
         self._history = [self.state]
 
     def move(self, state: ProcessState) -> None:
@@ -72,6 +80,25 @@ class SupervisedProcess:
         self.move(ProcessState.READY)
         self.ready_since_s = now_s
         self.was_ever_ready = True
+        self.is_optional = False
+
+    def ask_to_end(self, deadline_s: float, returns: bool) -> None:
+        """It shall drain and exit by this time; and be started again, if it `returns`."""
+        self.move(ProcessState.ENDING)
+        self.ending_deadline_s = deadline_s
+        self.returns = returns
+
+    def end_as_asked(self, now_s: float) -> None:
+        """It has exited. No failure, however it did."""
+        self.ending_deadline_s = None
+        self.is_condemned = False
+        self.ready_since_s = None
+        self.restart_at_s = now_s
+        self.move(ProcessState.BACKING_OFF if self.returns else ProcessState.GONE)
+
+    def condemn(self) -> None:
+        """It does nothing any more and is sent SIGKILL."""
+        self.is_condemned = True
 
     def end(self, code: int, now_s: float) -> float:
         """Takes its exit code, counts a failure if it is one, schedules the restart; returns the delay in seconds."""
@@ -84,6 +111,7 @@ class SupervisedProcess:
             self.failures += 1
             if self.failures > 1:
                 delay_s = min(FIRST_DELAY_S * 2 ** (self.failures - 2), LONGEST_DELAY_S)
+        self.is_condemned = False
         self.move(ProcessState.BACKING_OFF)
         self.restart_at_s = now_s + delay_s
         return delay_s

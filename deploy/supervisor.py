@@ -19,33 +19,41 @@ from api_server.config import ApiServerConfig
 from api_server.http_socket import BindError, bind_http_socket, url_of
 from deploy.child import Child, start_child
 from deploy.config import SERVE_OPTIONS, ServeConfig
+from deploy.control_messages import ControlRequest, Done, Progress, Scale
+from deploy.control_server import ControlServer
 from deploy.coordinator_notices import CoordinatorNotices
 from deploy.launch import SIMULATED, Launch, ProcessSpec, hub_name, pull_spec
 from deploy.load_display import LoadDisplay
 from deploy.run_directory import RunDirectory, remove_stale
+from deploy.silence_watch import SilenceWatch
 from deploy.start_checks import StartError, check_machine, check_options
 from deploy.supervised_process import Role
-from deploy.supervisor_core import (
+from deploy.supervisor_core import FAILURES_BEFORE_READY, Supervisor, describe_exit
+from deploy.supervisor_events import (
     AnnounceFailure,
+    AnnounceHung,
     AnnounceOverdue,
     AnnounceReady,
     AnnounceRestart,
+    Answer,
     Command,
     Event,
     Exited,
     Finish,
+    Hung,
     Kill,
     Ready,
+    Report,
+    Requested,
     Start,
     StopRequested,
-    Supervisor,
     TellCoordinator,
     Terminate,
     TimePassed,
-    describe_exit,
 )
 from protocol.errors import AddressError
 from protocol.lifeline import Notice
+from protocol.messages import MemberProcess
 
 logger = logging.getLogger("shoal.supervisor")
 
@@ -84,10 +92,8 @@ async def _serve(values: Mapping[str, Any]) -> int:
         launch = Launch(model, config.engines, config.api_servers, options)
         directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
         try:
-            specs = launch.specs(directory, listening.fileno(), os.environ)
             ready_line = _ready_line(url_of(listening), launch)
-            cluster = Cluster(specs, listening, directory.clients, drain_timeout_s, ready_line, events)
-            return await cluster.run()
+            return await Cluster(launch, directory, listening, drain_timeout_s, ready_line, events).run()
         finally:
             directory.remove()
 
@@ -135,20 +141,23 @@ class Cluster:
 
     def __init__(
         self,
-        specs: Sequence[tuple[Role, ProcessSpec]],
+        launch: Launch,
+        directory: RunDirectory,
         listening: socket.socket,
-        clients_address: str,
         drain_timeout_s: float,
         ready_line: str,
         events: "asyncio.Queue[Event]",
     ) -> None:
-        self._specs = {spec.name: spec for _, spec in specs}
-        self._ready_states = {spec.name: _READY_STATES.get(role, "ready") for role, spec in specs}
-        self._core = Supervisor([(spec.name, role) for role, spec in specs], drain_timeout_s)
+        self._launch = launch
+        self._directory = directory
+        names = [(spec.name, role) for role, spec in launch.specs(directory, listening.fileno(), os.environ)]
+        self._core = Supervisor(names, drain_timeout_s)
         self._listening = listening
         self._events = events
         self._ready_line = ready_line
-        self._notices = CoordinatorNotices(clients_address)
+        self._notices = CoordinatorNotices(directory.clients)
+        self._silence = SilenceWatch(directory.cluster, time.monotonic)
+        self._control = ControlServer(self._on_request)
         self._display = LoadDisplay()
         self._children: dict[str, Child] = {}
         """The last process of each name, dead or alive; none when its start failed."""
@@ -161,16 +170,33 @@ class Cluster:
         """Runs until all processes are gone; returns the exit code."""
         try:
             async with asyncio.TaskGroup() as tasks:  # whichever fails ends the supervisor, and that its children
-                notices = tasks.create_task(self._notices.run(), name="coordinator notices")
+                links = [
+                    tasks.create_task(self._notices.run(), name="coordinator notices"),
+                    tasks.create_task(self._silence.run(self._on_silent), name="silence watch"),
+                ]
                 exit_code = await self._handle_events(tasks)
-                notices.cancel()
+                for link in links:
+                    link.cancel()
             return exit_code
         finally:
             for child in self._children.values():
                 child.kill()
             self._notices.close()
+            self._control.close()
+            self._silence.close()
+
+    def _on_request(self, request: ControlRequest, ticket: int) -> None:
+        try:
+            if isinstance(request, Scale) and request.engines is not None:
+                check_machine(self._launch.model, request.engines, self._launch.values.get("kv_cache_memory_bytes"))
+        except StartError as error:
+            self._control.answer(ticket, Done(False, str(error)))
+        else:
+            logger.info("asked to %s", request)
+            self._events.put_nowait(Requested(request, ticket))
 
     async def _handle_events(self, tasks: asyncio.TaskGroup) -> int:
+        await self._control.start(self._directory.control)
         await self._execute(self._core.start(time.monotonic()), tasks)
         while self._exit_code is None:
             event = await self._next_event()
@@ -208,7 +234,12 @@ class Cluster:
                         await self._notices.tell_exited(name, child.pid)
                 case Finish(exit_code):
                     self._exit_code = exit_code
-                case AnnounceReady() | AnnounceRestart() | AnnounceFailure() | AnnounceOverdue():
+                case Report(ticket, text):
+                    self._control.answer(ticket, Progress(text))
+                case Answer(ticket, ok, text):
+                    logger.log(logging.INFO if ok else logging.WARNING, "asked to change the cluster: %s", text)
+                    self._control.answer(ticket, Done(ok, text))
+                case AnnounceReady() | AnnounceRestart() | AnnounceFailure() | AnnounceOverdue() | AnnounceHung():
                     self._announce(command)
                 case _:
                     assert_never(command)
@@ -219,41 +250,56 @@ class Cluster:
         self._children.pop(name, None)
         self._reasons.pop(name, None)
         try:
-            child = await start_child(self._specs[name])
+            child = await start_child(self._spec(name))
         except OSError as error:  # no memory or no process left: like a death, to be tried again
             logger.error("%s cannot be started: %s", name, error)
             self._events.put_nowait(Exited(name, 1))
             return None
         self._children[name] = child
-        tasks.create_task(self._watch(child), name=f"watch {name}")
+        ready_state = _READY_STATES.get(self._core.role(name), "ready")
+        tasks.create_task(self._watch(child, ready_state), name=f"watch {name}")
         return child
 
-    async def _watch(self, child: Child) -> None:
+    def _spec(self, name: str) -> ProcessSpec:
+        """As it is started now: engine cores share the machine with as many as there are at this moment."""
+        launch = msgspec.structs.replace(self._launch, engines=self._core.count(Role.ENGINE_CORE))
+        return launch.spec(self._core.role(name), name, self._directory, self._listening.fileno(), os.environ)
+
+    async def _watch(self, child: Child, ready_state: str) -> None:
         name = child.spec.name
-        code = await child.wait(lambda notice: self._on_notice(name, notice))
+        code = await child.wait(lambda notice: self._on_notice(name, notice, ready_state))
         self._display.forget(name)
         self._events.put_nowait(Exited(name, code))
 
-    def _on_notice(self, name: str, notice: Notice) -> None:
+    def _on_silent(self, process: MemberProcess) -> None:
+        child = self._children.get(process.name)
+        if child is not None and child.pid == process.pid:  # not another machine's, nor the next one of this name
+            self._events.put_nowait(Hung(process.name))
+
+    def _on_notice(self, name: str, notice: Notice, ready_state: str) -> None:
         self._display.update(name, notice, time.monotonic())
         if notice.state == "failed":
             self._reasons[name] = notice.detail
-        if notice.state == self._ready_states[name]:
+        if notice.state == ready_state:
             self._events.put_nowait(Ready(name))
 
-    def _announce(self, news: AnnounceReady | AnnounceRestart | AnnounceFailure | AnnounceOverdue) -> None:
+    def _announce(
+        self, news: AnnounceReady | AnnounceRestart | AnnounceFailure | AnnounceOverdue | AnnounceHung
+    ) -> None:
         match news:
             case AnnounceReady():
                 print(self._ready_line, flush=True)
             case AnnounceRestart(name, code, delay_s, failures):
                 how = describe_exit(code)
-                logger.warning(
-                    "%s ended %s (failures in a row: %d); starting it again in %.1f s", name, how, failures, delay_s
-                )
+                level = logging.ERROR if failures >= FAILURES_BEFORE_READY else logging.WARNING
+                text = "%s ended %s (failures in a row: %d); starting it again in %.1f s"
+                logger.log(level, text, name, how, failures, delay_s)
             case AnnounceFailure(name, message):
                 reason = self._reasons.get(name)
                 self._failure = message if reason is None else f"{message}: {reason}"
                 logger.error("%s: ending all", message)
+            case AnnounceHung(name):
+                logger.warning("%s does nothing any more, says the coordinator: killing it", name)
             case AnnounceOverdue(name):
                 logger.warning("%s is not gone by its deadline: killing it", name)
             case _:

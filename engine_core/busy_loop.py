@@ -49,7 +49,7 @@ class BusyLoop:
         """Returns the exit code. Raises what the device raises: its state cannot be trusted then."""
         while self._core.exit_code is None:
             self._take_events()
-            self._send(self._core.tick(time.monotonic()))
+            self._send(self._core.tick(time.monotonic(), wall_clock_s()))
             submitted = self._submit()
             self._board.publish(self._core.take_status())
             self._is_idle = not submitted and not self._in_flight

@@ -43,6 +43,12 @@ class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         ),
     ] = None
     ssd_cache_bytes: Annotated[int, Meta(ge=1, description="bound of the whole folder ssd_cache_dir")] = 16 * 2**30
+    step_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0, description="an engine core whose step takes longer ends itself; the first may take 5 times as long"
+        ),
+    ] = 120.0
     drain_timeout_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM, seconds for running requests to finish")
     ] = 30.0

@@ -12,6 +12,8 @@ from typing import assert_never
 
 import msgspec
 
+from engine_core.block_changes import BlockChanges
+from engine_core.block_report import BlockReport
 from engine_core.events import (
     ClientsChanged,
     CoordinatorRefused,
@@ -36,6 +38,7 @@ from protocol.messages import (
     EngineCoreRequest,
     EngineHello,
     EngineWelcome,
+    GetBlocks,
     Load,
     LoadReport,
     Message,
@@ -98,11 +101,19 @@ class CoordinatorLink:
         self._identity = identity
         self._connected = False
         self._greeted = False
+        self._is_welcomed = False
+        """Whether the coordinator has answered the last Hello."""
         self._welcomes = 0
         self._engine_index = EngineIndex(-1)
+        self._coordinator = Incarnation("")
+        """The one that welcomed us last."""
         self._clients: dict[ClientIndex, str] = {}
+        self._clients_number = 0
         self._taken: dict[RequestKey, tuple[ClientIndex, int]] = {}
         """Requests passed on to the busy loop that have not ended, with client and number of prompt tokens."""
+        self._blocks = BlockReport()
+        self._told_blocks = False
+        """Whether the coordinator was told of all blocks since we greeted it, so that changes mean something to it."""
         self._reported = Load()
         self._next_report_s = 0.0
 
@@ -118,10 +129,12 @@ class CoordinatorLink:
                 self._connected = True
                 return self._greet(now_s)
             case ConnectionEvent.DOWN:
-                self._connected = self._greeted = False
+                self._connected = self._greeted = self._told_blocks = False
                 return []
             case SendFailed():
-                self._greeted = False  # and again with the next report that is due, if the connection is still there
+                self._greeted = self._told_blocks = (
+                    False  # and again with the next report that is due, if the connection is still there
+                )
                 self._next_report_s = now_s + HEARTBEAT_S
                 return []
             case CoreStatus():
@@ -137,18 +150,29 @@ class CoordinatorLink:
                 return self._request_received(message, buffers)
             case Abort(keys):
                 return [TellCore(RequestsAborted(keys))]
-            case Clients(clients):
-                self._clients = {client.client_index: client.address for client in clients}
-                changed = ClientsChanged(self._clients)
-                return [TellOutputs(changed), TellCore(changed)]
+            case Clients():
+                return self._clients_changed(message)
             case EngineWelcome():
                 return self._welcomed(message)
+            case GetBlocks():
+                return self._tell_all_blocks()
             case Refused(reason):
                 return [TellCore(CoordinatorRefused(reason))]
             case _:
                 assert_never(message)
 
+    def _clients_changed(self, message: Clients) -> list[LinkCommand]:
+        is_late = message.incarnation != self._coordinator or message.number < self._clients_number
+        if message.number and is_late:
+            return []  # of an older connection
+        self._clients_number = message.number
+        self._clients = {client.client_index: client.address for client in message.clients}
+        changed = ClientsChanged(self._clients)
+        return [TellOutputs(changed), TellCore(changed)]
+
     def _request_received(self, request: EngineCoreRequest, buffers: Sequence[Frame]) -> list[LinkCommand]:
+        if not self._is_welcomed:
+            return []  # sent before our Hello was read: it comes again after the Welcome, behind what it needs
         self._taken[request.key] = (request.client_index, request.num_prompt_tokens)
         if request.client_index not in self._clients:
             reason = f"request {request.request_id} is for client {request.client_index}, whose address never came"
@@ -158,6 +182,9 @@ class CoordinatorLink:
 
     def _welcomed(self, welcome: EngineWelcome) -> list[LinkCommand]:
         self._welcomes += 1
+        self._is_welcomed = True
+        if welcome.incarnation != self._coordinator:
+            self._coordinator, self._clients_number = welcome.incarnation, 0
         self._engine_index = welcome.engine_index
         commands: list[LinkCommand] = [
             TellOutputs(Joined(welcome.engine_index, welcome.incarnation)),
@@ -165,10 +192,21 @@ class CoordinatorLink:
         ]
         if welcome.want_card:
             commands.append(Send(Card(self._identity.model.card_hash), (self._identity.packed_card,)))
-        return commands
+        return commands + self._tell_all_blocks()
+
+    def _tell_all_blocks(self) -> list[LinkCommand]:
+        if not self._identity.stores_prefixes:
+            return []
+        self._told_blocks = True
+        return [Send(each.message, each.buffers) for each in self._blocks.whole()]
+
+    def _tell_changes(self, changes: BlockChanges) -> list[LinkCommand]:
+        messages = self._blocks.take(changes)
+        return [Send(each.message, each.buffers) for each in messages] if self._told_blocks else []
 
     def _greet(self, now_s: float) -> list[LinkCommand]:
-        self._greeted = True
+        self._greeted, self._told_blocks = True, False
+        self._is_welcomed = False
         self._next_report_s = now_s + HEARTBEAT_S
         hello = EngineHello(
             PROTOCOL_VERSION,
@@ -186,16 +224,19 @@ class CoordinatorLink:
     def _report(self, status: CoreStatus, now_s: float, malformed_total: int) -> list[LinkCommand]:
         for key in status.ended:
             self._taken.pop(key, None)
+        blocks = self._tell_changes(
+            status.blocks
+        )  # before the report: what a request that ended has stored is known then
         load = _completed(status, now_s, malformed_total)
         worth_it = bool(status.ended) or is_news(self._reported, load) or now_s >= self._next_report_s
         self._reported = load
         if self._connected and not self._greeted and now_s >= self._next_report_s:
             return self._greet(now_s)
         if not (self._greeted and worth_it):
-            return []
+            return blocks
         self._next_report_s = now_s + HEARTBEAT_S
         adds_received = status.adds_handled if status.welcome == self._welcomes else 0
-        return [Send(LoadReport(load, adds_received, status.ended))]
+        return [*blocks, Send(LoadReport(load, adds_received, status.ended))]
 
 
 def _completed(status: CoreStatus, now_s: float, malformed_total: int) -> Load:

@@ -8,6 +8,7 @@ from typing import assert_never
 
 import msgspec
 
+from engine_core.deadlines import Deadlines
 from engine_core.device import StepPlan, StepResult
 from engine_core.events import (
     ClientsChanged,
@@ -21,7 +22,7 @@ from engine_core.events import (
     RequestInvalid,
     RequestsAborted,
 )
-from engine_core.request_table import OutputsByClient
+from engine_core.request_table import OutputsByClient, joined
 from engine_core.scheduler import Scheduler
 from engine_core.ssd_tier import BlockRead, BlocksRead, BlockWrite, SsdReport, SsdTier
 from protocol.exit_codes import ExitCode
@@ -40,6 +41,7 @@ class EngineCore:
         """`ssd` is the scheduler's, if it has one."""
         self._scheduler = scheduler
         self._ssd = ssd
+        self._deadlines = Deadlines()
         self._drain_timeout_s = drain_timeout_s
         self._clients: dict[ClientIndex, str] = {}
         self._welcome = 0
@@ -73,6 +75,7 @@ class EngineCore:
         match event:
             case RequestArrived(request, prompt, chain):
                 self._adds_handled += 1
+                self._deadlines.add(request.key, request.deadline_s)
                 return self._scheduler.add(request, prompt, chain)
             case RequestInvalid(request, error):
                 self._adds_handled += 1
@@ -97,14 +100,18 @@ class EngineCore:
                 assert_never(event)
         return {}
 
-    def tick(self, now_s: float) -> OutputsByClient:
-        """Time has passed: ends a drain that is done or out of time, and waits for the SSD that are too long."""
-        outputs: OutputsByClient = {}
+    def tick(self, now_s: float, wall_s: float) -> OutputsByClient:
+        """Time has passed: ends requests whose deadline has, a drain that is done or out of time, and waits for the SSD
+        that are too long.
+
+        To be called between any two steps.
+        """
         if self._ssd is not None:
             self._ssd.expire(now_s)
+        outputs = self._scheduler.time_out(self._deadlines.take_due(wall_s))
         if self._settled_s is not None:
             if now_s >= self._drain_deadline_s:
-                outputs = self._scheduler.end_all(SHUT_DOWN)
+                outputs = joined(outputs, self._scheduler.end_all(SHUT_DOWN))
             if now_s >= self._settled_s and not self._scheduler.has_requests:
                 self._exit_code = ExitCode.DRAINED
         return outputs
@@ -133,11 +140,15 @@ class EngineCore:
         """Where it stands, with the requests that ended since this was last asked."""
         ssd = None if self._ssd is None else self._ssd.load()
         load = msgspec.structs.replace(self._scheduler.load(), draining=self._settled_s is not None, ssd=ssd)
-        return CoreStatus(load, self._scheduler.take_ended(), self._adds_handled, self._welcome, self._progressed_s)
+        ended = self._scheduler.take_ended()
+        self._deadlines.forget(ended)
+        blocks = self._scheduler.take_block_changes()
+        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s, blocks)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""
         self._scheduler.check_invariants()
+        self._deadlines.check_invariants()
         assert self._exit_code != ExitCode.DRAINED or not self._scheduler.has_requests
 
     def _take_clients(self, addresses: dict[ClientIndex, str]) -> None:

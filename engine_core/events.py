@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine_core.grammar import Grammar
+from engine_core.block_changes import BlockChanges
 from engine_core.ssd_tier import BlocksRead, SsdReport
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import EngineCoreRequest, Load, RequestKey
@@ -114,3 +115,5 @@ class CoreStatus(msgspec.Struct, frozen=True):
     welcome: int
     progressed_s: float
     """When a step was last completed or work began, in the clock of the busy loop; of no meaning when idle."""
+    blocks: BlockChanges = {}
+    """What was stored and evicted since the last status."""

@@ -1,10 +1,12 @@
 """The thread that owns the socket to the coordinator: receives, decodes, lets the link decide, sends.
 
 It wakes for messages, for the connection's ups and downs, for a status that the busy loop wants known at once, and
-once a second to report.
+once a second to report; then it also looks whether the busy loop is stuck (engine_core.step_watch).
 """
 
+import faulthandler
 import logging
+import os
 import queue
 import time
 from typing import assert_never
@@ -22,11 +24,13 @@ from engine_core.coordinator_link import (
     TellCore,
     TellOutputs,
 )
-from engine_core.events import CoordinatorRefused, CoreEvent, Joined
+from engine_core.events import CoordinatorRefused, CoreEvent, CoreStatus, Joined
 from engine_core.output_thread import OutputEvent
 from engine_core.status_board import StatusBoard
+from engine_core.step_watch import StepWatch
 from protocol.codec import AT_ENGINE, encode
 from protocol.errors import ProtocolError
+from protocol.exit_codes import ExitCode
 from protocol.heartbeats import HEARTBEAT_S
 from protocol.identifiers import member_identity
 from protocol.lifeline import Lifeline, Notice
@@ -51,12 +55,14 @@ class InputThread:
         inbox: "queue.SimpleQueue[CoreEvent]",
         outputs: "queue.SimpleQueue[OutputEvent]",
         lifeline: Lifeline,
+        step_timeout_s: float,
     ) -> None:
         """`inbox` is the busy loop's, `outputs` the output thread's. Raises AddressError."""
         self._link = CoordinatorLink(identity)
         self._inbox = inbox
         self._outputs = outputs
         self._lifeline = lifeline
+        self._step_watch = StepWatch(step_timeout_s)
         self._has_joined = False
         self._malformed_log = MalformedLog(time.monotonic)
         self._malformed_total = 0
@@ -86,6 +92,15 @@ class InputThread:
             status = self.board.take()
             if status is not None:
                 self._handle(status)
+                self._end_if_hung(status)
+
+    def _end_if_hung(self, status: CoreStatus) -> None:
+        """A step that hangs cannot be ended, only its process: what it had goes on elsewhere."""
+        hung_for_s = self._step_watch.hung_for_s(status, time.monotonic())
+        if hung_for_s is not None:
+            logger.critical("no step has ended for %.0f s: ending; where the threads are:", hung_for_s)
+            faulthandler.dump_traceback()
+            os._exit(ExitCode.FAULT)
 
     def close(self) -> None:
         """Closes the sockets. After `run` has returned, or instead of it."""

@@ -95,7 +95,9 @@ def _serve(
     core = EngineCore(scheduler, config.drain_timeout_s, tier)
     context = zmq.Context()
     outputs = OutputThread(context, identity.incarnation, inbox)
-    inputs = InputThread(context, config.engines_address, identity, inbox, outputs.queue, lifeline)
+    inputs = InputThread(
+        context, config.engines_address, identity, inbox, outputs.queue, lifeline, config.step_timeout_s
+    )
     threads = [start_thread("output", outputs.run), start_thread("input", inputs.run)]
     if ssd is not None:
         threads.append(start_thread("ssd", ssd.run))

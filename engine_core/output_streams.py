@@ -5,9 +5,13 @@ closed and its requests are given up, so that it cannot hold up the others or fi
 requests, it gets a new socket, and sees from the gap in the sequence numbers that it has lost outputs. The numbers
 never start anew, also when a client index was gone for a while (a coordinator gave it up, and the next one took its
 claim over).
+
+Who has lost the last message of a stream would not see a gap. So a stream that has fallen silent sends its next
+number again by itself, in a message without outputs, after each of TAIL_DELAYS_S.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -21,6 +25,8 @@ from protocol.messages import EngineCoreOutput, EngineCoreOutputs
 
 logger = logging.getLogger("shoal.engine_core")
 
+TAIL_DELAYS_S = (1.0, 2.0, 4.0)
+"""Each after the message before it. More than one, for a connection that broke may take a while to come back."""
 MAX_ENDED = 4_096
 """Clients that are gone whose next number is remembered; at the limit the one that left first is forgotten."""
 
@@ -42,6 +48,13 @@ class _Stream:
         self.address = address
         self.socket: PushSocket | None = None
         self.next_sequence = next_sequence
+        self.tails_left = 0
+        self.tail_due_s = math.inf
+
+    def sent(self, tails_left: int, now_s: float) -> None:
+        self.next_sequence += 1
+        self.tails_left = tails_left
+        self.tail_due_s = now_s + TAIL_DELAYS_S[-tails_left] if tails_left else math.inf
 
 
 class OutputStreams:
@@ -68,15 +81,28 @@ class OutputStreams:
             if client_index not in self._streams:
                 self._streams[client_index] = _Stream(address, self._ended.pop(client_index, 0))
 
-    def send(self, outputs: OutputsByClient, timestamp_s: float) -> list[ClientIndex]:
-        """Sends one step's outputs; returns the API servers that do not take theirs.
+    @property
+    def next_tail_s(self) -> float:
+        """When `send_tails` has something to send, by the clock of `send`; infinity when nothing is due."""
+        return min((stream.tail_due_s for stream in self._streams.values()), default=math.inf)
+
+    def send(self, outputs: OutputsByClient, timestamp_s: float, now_s: float) -> list[ClientIndex]:
+        """Sends one step's outputs; returns the API servers that do not take theirs. `now_s` only goes forward.
 
         Outputs for an API server that is gone are dropped: the busy loop is about to hear that it is.
         """
         return [
             client_index
             for client_index, outs in outputs.items()
-            if client_index in self._streams and not self._send_to(client_index, outs, timestamp_s)
+            if client_index in self._streams
+            and not self._send_to(client_index, outs, timestamp_s, len(TAIL_DELAYS_S), now_s)
+        ]
+
+    def send_tails(self, timestamp_s: float, now_s: float) -> list[ClientIndex]:
+        """Shows where they end to the API servers whose streams have been silent; returns those that do not listen."""
+        due = [(index, stream) for index, stream in self._streams.items() if stream.tail_due_s <= now_s]
+        return [
+            index for index, stream in due if not self._send_to(index, [], timestamp_s, stream.tails_left - 1, now_s)
         ]
 
     def close(self) -> None:
@@ -98,12 +124,19 @@ class OutputStreams:
         assert not self._streams.keys() & self._ended.keys()
         assert len(self._ended) <= MAX_ENDED
 
-    def _send_to(self, client_index: ClientIndex, outputs: list[EngineCoreOutput], timestamp_s: float) -> bool:
+    def _send_to(
+        self,
+        client_index: ClientIndex,
+        outputs: list[EngineCoreOutput],
+        timestamp_s: float,
+        tails_left: int,
+        now_s: float,
+    ) -> bool:
         stream = self._streams[client_index]
         message = EngineCoreOutputs(
             self._engine_index, self._incarnation, stream.next_sequence, timestamp_s, outputs, client_index
         )
-        stream.next_sequence += 1
+        stream.sent(tails_left, now_s)
         try:
             if stream.socket is None:
                 stream.socket = self._open_push(stream.address)

@@ -1,6 +1,8 @@
 """The thread that encodes and sends outputs, so that the busy loop never waits for a socket."""
 
+import math
 import queue
+import time
 from typing import assert_never
 
 import msgspec
@@ -9,7 +11,8 @@ import zmq
 from engine_core.events import ClientsChanged, ClientStuck, CoreEvent, Joined
 from engine_core.output_streams import OutputStreams, PushSocket
 from engine_core.request_table import OutputsByClient
-from protocol.identifiers import Incarnation
+from protocol.identifiers import ClientIndex, Incarnation
+from protocol.messages import wall_clock_s
 from protocol.sockets import SocketKind, open_socket
 
 
@@ -46,16 +49,25 @@ class OutputThread:
     def run(self) -> None:
         """Until StreamsEnd; the sockets are closed then."""
         try:
-            while self._handle(self.queue.get()):
+            while self._handle(self._next_event()):
                 pass
         finally:
             self._streams.close()
 
-    def _handle(self, event: OutputEvent) -> bool:
+    def _next_event(self) -> OutputEvent | None:
+        """None when a stream has been silent for a while."""
+        due_s = self._streams.next_tail_s
+        try:
+            return self.queue.get(timeout=None if due_s == math.inf else max(0.0, due_s - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: OutputEvent | None) -> bool:
         match event:
+            case None:
+                self._give_up(self._streams.send_tails(wall_clock_s(), time.monotonic()))
             case StepOutputs(outputs, timestamp_s):
-                for client_index in self._streams.send(outputs, timestamp_s):
-                    self._inbox.put(ClientStuck(client_index))
+                self._give_up(self._streams.send(outputs, timestamp_s, time.monotonic()))
             case ClientsChanged(addresses):
                 self._streams.set_clients(addresses)
             case Joined(engine_index):
@@ -65,6 +77,10 @@ class OutputThread:
             case _:
                 assert_never(event)
         return True
+
+    def _give_up(self, clients: list[ClientIndex]) -> None:
+        for client_index in clients:
+            self._inbox.put(ClientStuck(client_index))
 
     def _open_push(self, address: str) -> PushSocket:
         return open_socket(self._context, SocketKind.OUTPUTS_OUT, address)[0]

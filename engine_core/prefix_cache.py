@@ -259,8 +259,8 @@ class PrefixCache:
 
     # --- observation --------------------------------------------------------------------------------------------
 
-    def take_changes(self) -> BlockChanges | None:
-        """Blocks that came and went since this was last asked; None for none."""
+    def take_changes(self) -> BlockChanges:
+        """Blocks that came and went since this was last asked."""
         return self._log.take()
 
     def check_invariants(self, rows_tokens: int | None) -> None:

@@ -22,8 +22,8 @@ def check_request(
 
     `prefix_card_hash` is that of the model whose prefixes are stored; None where none are.
     """
-    if len(buffers) != 1:
-        return RequestInvalid(request, f"{len(buffers)} buffers came with the request instead of 1")
+    if not 1 <= len(buffers) <= 2:  # the second one is the coordinator's: what it names is not trusted here
+        return RequestInvalid(request, f"{len(buffers)} buffers came with the request instead of 1 or 2")
     try:
         prompt = unpack_token_ids(buffers[0])
     except ProtocolError as error:
@@ -43,10 +43,8 @@ def _problems(request: EngineCoreRequest, prompt: Sequence[int], vocab_size: int
         yield "the prompt is empty"
     elif max(prompt) >= vocab_size:
         yield f"prompt token id {max(prompt)} is not below the vocabulary size {vocab_size}"
-    if not 0 <= request.num_output_tokens < max(1, request.num_prompt_tokens):
-        yield f"num_output_tokens is {request.num_output_tokens} of {request.num_prompt_tokens} prompt tokens"
-    if 0 < request.sampling.max_tokens <= request.num_output_tokens:
-        yield f"num_output_tokens is {request.num_output_tokens}, but max_tokens {request.sampling.max_tokens}"
+    if not 0 <= request.num_output_tokens < max(1, min(len(prompt), request.sampling.max_tokens)):
+        yield f"num_output_tokens is {request.num_output_tokens}, with max_tokens {request.sampling.max_tokens}"
     for token_id in _sampling_token_ids(request.sampling):
         if not 0 <= token_id < vocab_size:
             yield f"token id {token_id} of the sampling parameters is not below the vocabulary size {vocab_size}"

@@ -75,6 +75,11 @@ def put_output(outputs: OutputsByClient, request: EngineCoreRequest, output: Eng
     outputs.setdefault(request.client_index, []).append(output)
 
 
-def last_word(request: EngineCoreRequest, position: int, reason: FinishReason, error: str) -> EngineCoreOutput:
+def joined(first: OutputsByClient, second: OutputsByClient) -> OutputsByClient:
+    """The outputs of both, those of `first` first."""
+    return {client: first.get(client, []) + second.get(client, []) for client in first | second}
+
+
+def last_word(request: EngineCoreRequest, position: int, reason: FinishReason, error: str | None) -> EngineCoreOutput:
     """An end without a token."""
     return EngineCoreOutput(request.request_id, request.attempt, position, finish_reason=reason, error=error)

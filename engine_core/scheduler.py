@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 
 from engine_core.batch import Batch
+from engine_core.block_changes import BlockChanges
 from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget
 from engine_core.device import Admission, StepPlan, StepResult
 from engine_core.finish import finish_reason
@@ -122,16 +123,27 @@ class Scheduler:
 
     def end_all(self, error: str) -> OutputsByClient:
         """Every request ends with FinishReason.ABORT and this text."""
+        return self._end_with_a_word(list(self._requests), FinishReason.ABORT, error)
+
+    def time_out(self, keys: Iterable[RequestKey]) -> OutputsByClient:
+        """These requests end with FinishReason.TIMEOUT, behind what they have generated. Unknown ones are skipped."""
+        return self._end_with_a_word(self._requests.matching(keys), FinishReason.TIMEOUT, None)
+
+    def _end_with_a_word(self, ending: list[Sequence], reason: FinishReason, error: str | None) -> OutputsByClient:
         outputs: OutputsByClient = {}
-        for sequence in list(self._requests):
+        for sequence in ending:
             position = len(sequence.output)
-            self._end(sequence, FinishReason.ABORT)
-            put_output(outputs, sequence.request, last_word(sequence.request, position, FinishReason.ABORT, error))
+            self._end(sequence, reason)
+            put_output(outputs, sequence.request, last_word(sequence.request, position, reason, error))
         return outputs
 
     def take_ended(self) -> list[RequestKey]:
         """Requests that ended, for whatever reason, since this was last asked."""
         return self._requests.take_ended()
+
+    def take_block_changes(self) -> BlockChanges:
+        """Blocks that were stored or evicted since this was last asked."""
+        return self._prefixes.take_changes()
 
     def live_requests(self) -> list[tuple[RequestKey, ClientIndex, int]]:
         """Key, client and number of prompt tokens of each request that has not ended."""
@@ -160,7 +172,7 @@ class Scheduler:
 
     def _fail_at_once(self, request: EngineCoreRequest, error: str) -> OutputsByClient:
         self._requests.count_end(request.key, FinishReason.ERROR)
-        return {request.client_index: [last_word(request, 0, FinishReason.ERROR, error)]}
+        return {request.client_index: [last_word(request, request.num_output_tokens, FinishReason.ERROR, error)]}
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is Status.RUNNING:

@@ -52,12 +52,14 @@ class Sequence:
         due: int = 0,
         chain: Tokens[BlockHash] = (),
     ) -> None:
-        """`chain` is that of the prompt (protocol.prefix_hash); empty when no prefix of it is to be stored."""
+        """`prompt` is what came with the request: its last `num_output_tokens` are output of an earlier attempt.
+
+        `chain` is that of all of it (protocol.prefix_hash); empty when no prefix of it is to be stored.
+        """
+        num_prompt_tokens = len(prompt) - request.num_output_tokens
         self.request = request
-        resumed = request.num_output_tokens
-        self.prompt = prompt[: len(prompt) - resumed]
-        self.output = prompt[len(prompt) - resumed :].tolist()
-        """Also what an earlier attempt of the request has got, which came at the end of its prompt."""
+        self.prompt = prompt[:num_prompt_tokens]
+        self.output = prompt[num_prompt_tokens:].tolist()
         self.num_computed = 0
         self.row = -1
         """Row of the KV cache while running, else -1."""
@@ -68,7 +70,7 @@ class Sequence:
         goes before it any more; while it is prefilled, none that became overdue later."""
         self.stay = 0
         """Counts its stays in a row: what was planned in an earlier one is of no interest any more."""
-        self.most_kv_tokens = min(len(self.prompt) + request.sampling.max_tokens, max_model_len) - 1
+        self.most_kv_tokens = min(num_prompt_tokens + request.sampling.max_tokens, max_model_len) - 1
         """Most tokens of it that the KV cache will ever hold: the last sampled one is never fed."""
         self.cached_tokens: int | None = None
         """Prompt tokens that were found stored when it was first admitted; None before that, or without a chain."""

@@ -88,6 +88,7 @@ class SimDevice:
         self._computed_steps += computes
         if computes and self._computed_steps == self._options.fail_at_step:
             raise SimulatedFailure(f"step {self._computed_steps} fails, as asked")
+        self._fail_of_poison(plan)
         elapsed_s = self._step_s(plan)
         self._free_s = max(self._free_s, time.monotonic()) + elapsed_s
         hangs = computes and self._computed_steps == self._options.hang_at_step
@@ -118,6 +119,11 @@ class SimDevice:
         if plan.decodes:
             milliseconds += self._options.decode_ms + len(plan.decodes) * self._options.decode_ms_per_row
         return milliseconds / 1_000
+
+    def _fail_of_poison(self, plan: StepPlan) -> None:
+        rows = {chunk.row for chunk in plan.prefills} | {decode.row for decode in plan.decodes}
+        if any(self._options.poison_token in self._rows[row][0].prompt for row in rows):
+            raise SimulatedFailure("a request of this step holds the poison token")
 
     def _sample(self, decode: DecodeRow) -> int:
         admission, key = self._rows[decode.row]

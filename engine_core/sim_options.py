@@ -36,6 +36,8 @@ class SimOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """This step raises."""
     hang_at_step: StepNumber | None = None
     """This step never ends."""
+    poison_token: Annotated[int, Meta(ge=0)] | None = None
+    """A step with a request whose prompt holds this token id raises."""
 
 
 def parse_sim_options(model: str) -> SimOptions:

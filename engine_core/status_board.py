@@ -20,20 +20,19 @@ class StatusBoard:
         self._closed = False
 
     def publish(self, status: CoreStatus) -> None:
-        """Replaces the status; requests that ended and were not taken yet are kept."""
+        """Replaces the status; requests that ended, and changes of blocks, that were not taken yet are kept."""
         with self._lock:
             earlier = self._status
-            ended = status.ended if earlier is None else earlier.ended + status.ended
-            self._status = msgspec.structs.replace(status, ended=ended)
+            self._status = status if earlier is None else _joined(earlier, status)
         if status.ended or earlier is None or is_news(earlier.load, status.load):
             self._ring()
 
     def take(self) -> CoreStatus | None:
-        """The newest status, with all that ended since the last take; None when there has not been any."""
+        """The newest status, with all that ended or changed since the last take; None when there has not been any."""
         with self._lock:
             status = self._status
             if status is not None:
-                self._status = msgspec.structs.replace(status, ended=[])
+                self._status = msgspec.structs.replace(status, ended=[], blocks={})
             return status
 
     def close(self) -> None:
@@ -47,6 +46,11 @@ class StatusBoard:
         """Whether the status that is there is the last."""
         with self._lock:
             return self._closed
+
+
+def _joined(earlier: CoreStatus, later: CoreStatus) -> CoreStatus:
+    blocks = {**earlier.blocks, **later.blocks}
+    return msgspec.structs.replace(later, ended=earlier.ended + later.ended, blocks=blocks)
 
 
 def is_news(earlier: Load, later: Load) -> bool:

@@ -12,6 +12,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import (
     TYPE_NUMBERS,
     ClientToCoordinator,
+    ClusterSnapshot,
     CoordinatorToAll,
     CoordinatorToClient,
     CoordinatorToEngine,
@@ -79,6 +80,8 @@ AT_OUTPUTS: Door[EngineToClient] = Door("outputs", EngineToClient)
 AT_SUBSCRIBER: Door[CoordinatorToAll] = Door("cluster", CoordinatorToAll)
 
 
+SNAPSHOT_TOPIC = _TYPE_BYTES[ClusterSnapshot]
+"""What to subscribe to on the cluster link for snapshots alone."""
 TOKEN_ID_BYTES = 4
 """Of one token id in a prompt buffer."""
 

@@ -9,12 +9,20 @@ import hashlib
 from collections.abc import Sequence
 from typing import NewType
 
-from protocol.codec import pack_token_ids
+from protocol.codec import TOKEN_ID_BYTES, Frame, pack_token_ids
 
 BLOCK_TOKENS = 64
+_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_ID_BYTES
 
 BlockHash = NewType("BlockHash", bytes)
 """32 bytes: of a block and all before it, or of no block yet (the root of a chain)."""
+
+BlockKey = NewType("BlockKey", bytes)
+"""The first BLOCK_KEY_BYTES of a block's hash: what routing goes by. Enough to tell blocks apart; whoever made two of
+them equal, at the price of 2**64 hashes, would win a poor choice of engine core and nothing else: what is restored is
+found by whole hashes, which each engine core computes itself."""
+
+BLOCK_KEY_BYTES = 16
 
 _DOMAIN = "shoal prefix 1"
 """Changed whenever the same hash would mean something else."""
@@ -41,3 +49,35 @@ def prefix_chain(root: BlockHash, token_ids: Sequence[int]) -> list[BlockHash]:
     for start in range(0, len(token_ids) // BLOCK_TOKENS * BLOCK_TOKENS, BLOCK_TOKENS):
         chain.append(next_block_hash(chain[-1], token_ids[start : start + BLOCK_TOKENS]))
     return chain
+
+
+def block_key(block_hash: BlockHash) -> BlockKey:
+    """The short name of a block."""
+    return BlockKey(block_hash[:BLOCK_KEY_BYTES])
+
+
+def packed_block_keys(root: BlockHash, packed_ids: Frame) -> bytes:
+    """The keys of each whole block of a prompt (packed token ids), one behind the other.
+
+    The same chain as `prefix_chain`, at 1.0 ms for 1,000 blocks against 2.5 ms, since nothing is packed anew.
+    """
+    keys = []
+    parent: bytes = root
+    for start in range(0, len(packed_ids) // _BLOCK_BYTES * _BLOCK_BYTES, _BLOCK_BYTES):
+        parent = hashlib.sha256(parent + packed_ids[start : start + _BLOCK_BYTES]).digest()
+        keys.append(parent[:BLOCK_KEY_BYTES])
+    return b"".join(keys)
+
+
+def is_fit_for(packed_keys: Frame, num_prompt_tokens: int) -> bool:
+    """Whether these may be the keys of the first blocks of a prompt of this length: it need not be all."""
+    return len(packed_keys) % BLOCK_KEY_BYTES == 0 and (
+        len(packed_keys) // BLOCK_KEY_BYTES <= num_prompt_tokens // BLOCK_TOKENS
+    )
+
+
+def unpack_block_keys(packed_keys: Frame) -> list[BlockKey]:
+    """One by one; the length must be a multiple of BLOCK_KEY_BYTES."""
+    assert len(packed_keys) % BLOCK_KEY_BYTES == 0
+    packed = bytes(packed_keys)
+    return [BlockKey(packed[start : start + BLOCK_KEY_BYTES]) for start in range(0, len(packed), BLOCK_KEY_BYTES)]

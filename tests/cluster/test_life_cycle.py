@@ -63,49 +63,6 @@ def test_sigterm_lets_a_running_stream_end(tmp_path: object) -> None:
     assert not [line for line in shoal.log.splitlines() if "Traceback" in line], shoal.log
 
 
-def test_killed_engine_core_ends_its_streams_with_an_error_and_comes_back() -> None:
-    with running_shoal("sim:decode_ms=20") as shoal:
-        body = {"model": "sim", "prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}
-        outcomes: list[str] = []
-
-        def stream() -> None:
-            with httpx.stream("POST", f"{shoal.url}/v1/completions", json=body, timeout=60) as response:
-                outcomes.append("\n".join(response.iter_lines()))
-
-        threads = [threading.Thread(target=stream) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        shoal.wait_for(lambda: shoal.metric("shoal:num_requests_running") == 4, 10, "streams do not run")
-        killed_s = time.monotonic()
-        shoal.children("engine-core")[0].kill()
-        for thread in threads:
-            thread.join(60)
-        assert len(outcomes) == 4
-        failed = [text for text in outcomes if '"error"' in text]
-        assert len(failed) == 2
-        assert sum("data: [DONE]" in text for text in outcomes) >= 2
-        shoal.wait_for(lambda: shoal.engines_up() == 2, 30, "the engine core does not come back")
-        assert time.monotonic() - killed_s < 60
-        answer = httpx.post(f"{shoal.url}/v1/completions", json={**body, "stream": False, "max_tokens": 5}, timeout=30)
-        assert answer.status_code == 200
-        assert shoal.metric("shoal:num_requests_running") == 0
-
-
-def test_killed_coordinator_does_not_disturb_a_stream_and_comes_back() -> None:
-    with running_shoal("sim:decode_ms=20") as shoal:
-        body = {"model": "sim", "prompt": "x", "max_tokens": 150, "ignore_eos": True, "stream": True}
-        lines: list[str] = []
-        with httpx.stream("POST", f"{shoal.url}/v1/completions", json=body, timeout=60) as response:
-            for line in response.iter_lines():
-                lines.append(line)
-                if len(lines) == 6:
-                    shoal.children("coordinator")[0].kill()
-        assert "data: [DONE]" in lines
-        answer = httpx.post(f"{shoal.url}/v1/completions", json={**body, "stream": False, "max_tokens": 5}, timeout=30)
-        assert answer.status_code == 200, answer.text
-        shoal.wait_for(lambda: shoal.metric("shoal:num_requests_running") == 0, 10, "a request is left over")
-
-
 def test_killed_api_server_frees_its_requests_and_comes_back() -> None:
     with running_shoal("sim:decode_ms=20", "--api-servers", "1") as shoal:
         body = {"model": "sim", "prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True}
@@ -136,7 +93,7 @@ def test_taken_port_is_said_before_anything_starts(sim_cluster: ShoalProcess) ->
     assert "Traceback" not in second.stderr
 
 
-def test_streams_end_when_their_api_server_was_stopped_while_the_engine_core_finished_them() -> None:
+def test_streams_are_whole_when_their_api_server_was_stopped_while_the_engine_core_finished_them() -> None:
     with running_shoal("sim:decode_ms=5", "--api-servers", "1", "--engines", "1") as shoal:
         body = {"model": "sim", "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
         outcomes: list[str] = []
@@ -158,7 +115,7 @@ def test_streams_end_when_their_api_server_was_stopped_while_the_engine_core_fin
         for thread in threads:
             thread.join(10)
         assert len(outcomes) == 16, "a stream hangs"
-        assert all('"error"' in text or "data: [DONE]" in text for text in outcomes)
+        assert all('"error"' not in text and "data: [DONE]" in text for text in outcomes)
         answer = httpx.post(f"{shoal.url}/v1/completions", json={**body, "stream": False, "max_tokens": 5}, timeout=30)
         assert answer.status_code == 200, answer.text
 

@@ -11,10 +11,12 @@ import pytest
 import zmq.asyncio
 from api_server_fakes import CARD, ENGINE, LIMIT_S, FakeCoordinator, FakeEngineCore, engine_state
 
-from api_server.engine_client import ClusterRefusedUs, EngineClient
-from api_server.generation_backend import AbortCause, Collector, GenerationFailed, NoModel, Rejected, UnknownModel
+from api_server import engine_client
+from api_server.engine_client import ClusterRefusedUs, EngineClient, Patience
+from api_server.generation_backend import AbortCause, Collector, NoModel, Rejected, UnknownModel
 from api_server.links import Links
 from api_server.metrics import Metrics
+from api_server.placement import Placement
 from protocol.addresses import CLIENTS, CLUSTER, ipc_address
 from protocol.codec import encode
 from protocol.identifiers import EngineIndex, Incarnation
@@ -32,6 +34,9 @@ from protocol.messages import (
     Load,
     Refused,
     RejectReason,
+    RequestEnded,
+    RequestKey,
+    wall_clock_s,
 )
 from protocol.messages import (
     Rejected as RejectedMessage,
@@ -53,7 +58,7 @@ class Cluster:
         self.links = Links(self.context, *addresses, identity)
         hello = ClientHello(PROTOCOL_VERSION, "api-0", Incarnation("inc"), self.links.output_address, 1)
         loop = asyncio.get_running_loop()
-        self.client = EngineClient(self.links, hello, admission_timeout_s, self.metrics, loop.time)
+        self.client = EngineClient(self.links, hello, Patience(admission_timeout_s, 20.0), self.metrics, loop.time)
         self.running = asyncio.create_task(self.client.run())
         self.engine = FakeEngineCore(self.context, self.links.output_address)
         self.coordinator: FakeCoordinator | None = None
@@ -67,11 +72,15 @@ class Cluster:
             while not condition():  # noqa: ASYNC110  (the far end of a socket has no event of ours)
                 await asyncio.sleep(0.005)
 
-    def submit(self, prompt_ids: list[int] | None = None) -> "asyncio.Task[Collector]":
-        return asyncio.create_task(self._submit(prompt_ids or [0, 1]))
+    def submit(
+        self, prompt_ids: list[int] | None = None, within_s: float | None = None, tenant: str = ""
+    ) -> "asyncio.Task[Collector]":
+        deadline_s = 0.0 if within_s is None else wall_clock_s() + within_s
+        return asyncio.create_task(self._submit(prompt_ids or [0, 1], deadline_s, tenant))
 
-    async def _submit(self, prompt_ids: list[int]) -> Collector:
-        return await self.client.submit(await self.client.model("tiny"), prompt_ids, SAMPLING, 0, "", "cmpl")
+    async def _submit(self, prompt_ids: list[int], deadline_s: float, tenant: str) -> Collector:
+        model = await self.client.model("tiny")
+        return await self.client.submit(model, prompt_ids, SAMPLING, 0, "", "cmpl", Placement(), deadline_s, tenant)
 
     async def close(self) -> None:
         self.client.check_invariants()
@@ -252,30 +261,42 @@ async def test_a_repeated_message_changes_nothing(cluster: Cluster) -> None:
     assert await read_to_the_end(collector) == ([4, 5, 6], FinishReason.STOP)
 
 
-async def test_a_gap_ends_the_generation_with_an_error_and_an_abort(cluster: Cluster) -> None:
+async def resumed(cluster: Cluster, before: EngineCoreRequest) -> list[int]:
+    """Waits until a generation is submitted again; accepts it, and returns what it is computed from."""
     assert cluster.coordinator is not None
+    request, prompt = await cluster.coordinator.next_prompt()
+    assert request.key == RequestKey(before.request_id, before.attempt + 1)
+    await cluster.coordinator.accept(request)
+    return prompt
+
+
+async def test_a_gap_makes_the_generation_go_on_as_another_attempt(cluster: Cluster) -> None:
     request, collector = await accepted(cluster)
-    await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 1, [5]))
-    with pytest.raises(GenerationFailed) as failure:
-        await collector.get()
-    assert failure.value.retryable
-    assert (await cluster.coordinator.next(Abort)).keys == [request.key]
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [4]))
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 2, [6]))
+    assert (await resumed(cluster, request))[-1] == 4
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 1, 1, [5], FinishReason.STOP))
+    assert await read_to_the_end(collector) == ([4, 5], FinishReason.STOP)
+    assert cluster.count("requests_resumed_total", cause="outputs_lost") == 1
+    assert cluster.count("request_success_total", model_name="tiny", finished_reason="stop") == 1
 
 
-async def test_a_swapped_pair_of_messages_ends_the_generation_with_an_error(cluster: Cluster) -> None:
+async def test_a_swapped_pair_of_messages_makes_the_generation_go_on_as_another_attempt(cluster: Cluster) -> None:
     request, collector = await accepted(cluster)
     await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 1, [5]), sequence=1)
     await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [4]), sequence=0)
-    with pytest.raises(GenerationFailed):
-        await collector.get()
+    await resumed(cluster, request)
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 1, 0, [4], FinishReason.STOP), sequence=2)
+    assert await read_to_the_end(collector) == ([4], FinishReason.STOP)
 
 
 async def test_a_lost_last_message_is_noticed_by_the_next_one(cluster: Cluster) -> None:
     """Positions alone would leave the generation waiting for ever."""
-    _, collector = await accepted(cluster)
+    request, collector = await accepted(cluster)
     await cluster.engine.push(sequence=1)
-    with pytest.raises(GenerationFailed):
-        await asyncio.wait_for(collector.get(), LIMIT_S)
+    await resumed(cluster, request)
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 1, 0, [4], FinishReason.STOP))
+    assert await read_to_the_end(collector) == ([4], FinishReason.STOP)
 
 
 async def test_a_rejection_is_raised_with_its_reason(cluster: Cluster) -> None:
@@ -313,13 +334,73 @@ async def test_a_cancelled_submission_is_aborted(cluster: Cluster) -> None:
     assert cluster.count("requests_aborted_total", cause="disconnect") == 1
 
 
-async def test_a_lost_engine_core_ends_its_generations_as_retryable(cluster: Cluster) -> None:
+async def test_a_deadline_that_passes_before_an_answer_is_a_rejection(cluster: Cluster) -> None:
     assert cluster.coordinator is not None
-    _, collector = await accepted(cluster)
+    submission = cluster.submit(within_s=0.1)
+    request, _ = await cluster.coordinator.next_prompt()
+    assert request.deadline_s > request.arrival_time_s
+    with pytest.raises(Rejected) as rejected:
+        await asyncio.wait_for(submission, LIMIT_S)
+    assert rejected.value.reason is RejectReason.TIMED_OUT
+    assert (await cluster.coordinator.next(Abort)).keys == [request.key]
+
+
+async def test_an_engine_core_that_forgets_a_deadline_is_reminded(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cluster.coordinator is not None
+    monkeypatch.setattr(engine_client, "DEADLINE_GRACE_S", 0.05)
+    submission = cluster.submit(within_s=0.1)
+    request, _ = await cluster.coordinator.next_prompt()
+    await cluster.coordinator.accept(request)
+    collector = await asyncio.wait_for(submission, LIMIT_S)
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [4]))
+    assert await read_to_the_end(collector) == ([4], FinishReason.TIMEOUT)
+    assert (await cluster.coordinator.next(Abort)).keys == [request.key]
+
+
+async def test_a_generation_that_ends_in_time_does_not_end_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cluster.coordinator is not None
+    monkeypatch.setattr(engine_client, "DEADLINE_GRACE_S", 0.0)
+    submission = cluster.submit(within_s=0.2)
+    request, _ = await cluster.coordinator.next_prompt()
+    await cluster.coordinator.accept(request)
+    collector = await asyncio.wait_for(submission, LIMIT_S)
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [4], FinishReason.LENGTH))
+    assert await read_to_the_end(collector) == ([4], FinishReason.LENGTH)
+    await cluster.coordinator.nothing_more(0.4)
+
+
+async def test_the_end_of_a_tenants_request_is_told_with_what_it_used(cluster: Cluster) -> None:
+    assert cluster.coordinator is not None
+    for ends_by_itself in (True, False):
+        submission = cluster.submit(tenant="t")
+        request, _ = await cluster.coordinator.next_prompt()
+        assert request.tenant == "t"
+        await cluster.coordinator.accept(request)
+        collector = await asyncio.wait_for(submission, LIMIT_S)
+        finish = FinishReason.LENGTH if ends_by_itself else None
+        await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [4, 5], finish))
+        await collector.get()
+        if not ends_by_itself:
+            cluster.client.abort([collector], AbortCause.STOP_STRING)
+        ended = await cluster.coordinator.next(RequestEnded)
+        assert (ended.request_id, ended.num_output_tokens) == (request.request_id, 2)
+    assert (await cluster.coordinator.next(Abort)).keys == [request.key]
+
+
+async def test_a_lost_engine_core_is_not_noticed(cluster: Cluster) -> None:
+    assert cluster.coordinator is not None
+    request, collector = await accepted(cluster)
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 0, 0, [4]))
+    assert (await asyncio.wait_for(collector.get(), LIMIT_S)).token_ids == [4]
     await cluster.coordinator.send(EngineLost(EngineIndex(0), ENGINE, "killed by signal 9"))
-    with pytest.raises(GenerationFailed, match="signal 9") as failure:
-        await asyncio.wait_for(collector.get(), LIMIT_S)
-    assert failure.value.retryable
+    assert (await resumed(cluster, request))[-1] == 4
+    await cluster.engine.push(EngineCoreOutput(request.request_id, 1, 1, [5], FinishReason.STOP))
+    assert await read_to_the_end(collector) == ([5], FinishReason.STOP)
+    assert cluster.count("requests_resumed_total", cause="engine_lost") == 1
 
 
 async def test_a_coordinator_that_does_not_answer_is_a_rejection_in_time(lonely: Cluster) -> None:

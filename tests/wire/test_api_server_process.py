@@ -155,6 +155,14 @@ async def test_it_serves_from_a_port_of_its_own(server: ApiServer) -> None:
     assert "Traceback" not in server.log
 
 
+async def test_the_parsers_that_were_asked_for_are_used_and_logged(server: ApiServer) -> None:
+    await server.start(tool_call_parser="kimi_k2", reasoning_parser="granite")
+    await server.start_cluster()
+    server.process.send_signal(signal.SIGTERM)
+    assert await server.ended() == 0
+    assert "tool call parser kimi_k2, reasoning parser granite" in server.log
+
+
 async def test_it_starts_soon_stays_small_and_does_nothing_when_idle(server: ApiServer) -> None:
     """Measured on 2 busy cores: 0.9 s to listen, 50 MiB, no CPU tick in 10 s, 2 wake-ups a second (a heartbeat, its
     answer)."""
@@ -184,20 +192,26 @@ async def test_an_inherited_socket_is_served(server: ApiServer) -> None:
 async def test_sigterm_lets_open_streams_finish_and_takes_no_new_work(server: ApiServer) -> None:
     await server.start()
     await server.start_cluster()
-    assert server.engine is not None
+    assert server.engine is not None and server.coordinator is not None
+    idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
     async with httpx.AsyncClient() as client, httpx.AsyncClient(base_url=server.url) as kept:
         assert (await kept.get("/health")).status_code == 200
         streaming, request = await server.open_stream(client)
         await server.engine.push(EngineCoreOutput(request.request_id, 0, 0, [0]))
         server.process.send_signal(signal.SIGTERM)
         assert (await server.notice()).state == "draining"
-        assert (await kept.get("/ready")).status_code == 503
-        refused = await kept.post("/v1/completions", json=BODY)
-        assert refused.status_code == 503
-        assert refused.headers["connection"] == "close"
+        late = asyncio.create_task(kept.post("/v1/completions", json={**BODY, "stream": False}))
+        late_request = await server.coordinator.next(EngineCoreRequest)
+        await server.coordinator.accept(late_request)
+        await server.engine.push(EngineCoreOutput(late_request.request_id, 0, 0, [0], FinishReason.LENGTH))
+        answer = await late  # it was on its way over a connection that was open
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         assert not await is_accepting(server.url)
+        assert await asyncio.wait_for(idle_reader.read(), LIMIT_S) == b""
+        assert not streaming.done()
         await server.engine.push(EngineCoreOutput(request.request_id, 0, 1, [1], FinishReason.LENGTH))
         assert (await streaming)[-1] == "data: [DONE]"
+    idle_writer.close()
     assert await server.ended() == 0
     assert "Traceback" not in server.log
 

@@ -20,6 +20,7 @@ from api_server.generation_backend import (
     TokenDelta,
     UnknownModel,
 )
+from api_server.placement import Placement
 from api_server.served_model import ServedModel
 from api_server.uploads import Uploads
 from protocol.card import GenerationDefaults, ModelCard
@@ -120,10 +121,14 @@ class FakeBackend:
         self._script = script
         self.ready = True
         self.draining = False
+        self.taking = True
         self.rejections: dict[int, Exception] = {}
         """Submission number (from 0) to what it raises."""
         self.submissions: list[tuple[list[int], SamplingParams, int]] = []
         self.cache_salts: list[str] = []
+        self.placements: list[Placement] = []
+        self.deadlines_s: list[float] = []
+        self.tenants: list[str] = []
         self.collectors: list[FakeCollector] = []
         self.aborts: list[tuple[list[int], AbortCause]] = []
         """Submission numbers and cause of each call of abort."""
@@ -158,10 +163,16 @@ class FakeBackend:
         priority: int,
         cache_salt: str,
         request_prefix: str,
+        placement: Placement,
+        deadline_s: float = 0.0,
+        tenant: str = "",
     ) -> FakeCollector:
         number = len(self.submissions)
+        self.deadlines_s.append(deadline_s)
+        self.tenants.append(tenant)
         self.submissions.append((list(prompt_ids), sampling, priority))
         self.cache_salts.append(cache_salt)
+        self.placements.append(placement)
         collector = FakeCollector(self._script(number, prompt_ids, sampling))
         self.collectors.append(collector)
         self._tell()
@@ -198,7 +209,7 @@ class FakeMetrics:
 @functools.cache
 def tiny_model() -> ServedModel:
     """The served model of most tests."""
-    return ServedModel(make_card())
+    return ServedModel(make_card(), "hash")
 
 
 def ids(text: str) -> list[int]:

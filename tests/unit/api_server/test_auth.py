@@ -6,6 +6,9 @@ import pytest
 from http_fakes import Server
 
 from api_server.auth import BadKeys
+from api_server.generation_backend import Rejected
+from protocol.messages import RejectReason, TokenAllowance
+from protocol.tenants import key_digest, tenant_id
 
 KEY = "s3cret-ключ"
 
@@ -103,3 +106,38 @@ def test_an_empty_key_is_refused(key: str) -> None:
 def test_a_missing_key_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="keys"):
         Server(api_key_file=str(tmp_path / "keys"))
+
+
+async def test_keys_of_tenants_are_accepted_and_go_on_as_digests(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text('[team]\nkeys = ["sk-team"]\nmax_streams = 1\n')
+    own = Server(api_key=("sk-own",), tenants_file=str(path))
+    for key, tenant in (("sk-team", tenant_id(key_digest(b"sk-team"))), ("sk-own", "")):
+        answer = await own.client.post(
+            "/v1/completions", json={"prompt": "hi"}, headers={"authorization": f"Bearer {key}"}
+        )
+        assert answer.status_code == 200
+        assert own.backend.tenants[-1] == tenant
+    assert (await own.client.get("/v1/models")).status_code == 401
+    assert "sk-team" not in own.backend.tenants[0]
+
+
+@pytest.mark.parametrize("text", ["", "[team]\nmax_streams = 1", "["])
+def test_a_bad_file_of_tenants_does_not_open_the_server(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(text)
+    with pytest.raises(BadKeys, match="tenants file"):
+        Server(tenants_file=str(path))
+
+
+async def test_a_tenant_that_has_used_up_its_tokens_is_told_what_it_may() -> None:
+    limited = Server()
+    allowance = TokenAllowance(600, 20, 58.0)
+    limited.backend.rejections[0] = Rejected(RejectReason.RATE_LIMITED, "too much", 12.2, allowance)
+    answer = await limited.complete()
+    assert answer.status_code == 429
+    assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+    assert answer.headers["retry-after"] == "13"
+    assert answer.headers["x-ratelimit-limit-tokens"] == "600"
+    assert answer.headers["x-ratelimit-remaining-tokens"] == "20"
+    assert answer.headers["x-ratelimit-reset-tokens"] == "58.000s"

@@ -16,7 +16,7 @@ from protocol.card import ModelCard
 @functools.cache
 def served(name: str, created: int = 0) -> ServedModel:
     tokenizer = tokenizers.Tokenizer(models.WordLevel({"a": 0, "[unk]": 1}, unk_token="[unk]"))
-    return ServedModel(ModelCard(name, 64, 8, tokenizer.to_str(), eos_token_ids=(1,), created=created))
+    return ServedModel(ModelCard(name, 64, 8, tokenizer.to_str(), eos_token_ids=(1,), created=created), "h")
 
 
 @pytest.fixture

@@ -257,21 +257,21 @@ async def test_a_fault_of_ours_in_mid_stream_tells_nothing_about_itself() -> Non
 async def test_a_templates_refusal_is_400_before_the_stream(stream: bool) -> None:
     # BR-n09
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
-    server = Server(model=ServedModel(make_card(chat_template=template)))
+    server = Server(model=ServedModel(make_card(chat_template=template), "hash"))
     response = await server.chat(messages=[{"role": "system", "content": "x"}], stream=stream)
     assert (response.status_code, response.json()["error"]["message"]) == (400, "System role not supported")
     assert server.backend.submissions == []
 
 
 async def test_a_model_without_template_refuses_chats() -> None:
-    server = Server(model=ServedModel(make_card(chat_template=None)))
+    server = Server(model=ServedModel(make_card(chat_template=None), "hash"))
     assert (await server.chat()).status_code == 400
     assert (await server.complete()).status_code == 200
 
 
 async def test_template_arguments_reach_the_template() -> None:
     template = "{% if thinking %}hello{% else %}there{% endif %}{% if add_generation_prompt %}!{% endif %}"
-    server = Server(model=ServedModel(make_card(chat_template=template)))
+    server = Server(model=ServedModel(make_card(chat_template=template), "hash"))
     await server.chat(chat_template_kwargs={"thinking": True})
     await server.chat(add_generation_prompt=False)
     assert [prompt for prompt, _, _ in server.backend.submissions] == [ids("hello!"), ids("there")]
@@ -279,7 +279,7 @@ async def test_template_arguments_reach_the_template() -> None:
 
 async def test_the_last_message_can_be_continued() -> None:
     # BR-n03, BR-n04
-    server = Server(model=ServedModel(make_card(chat_template=CHATML)))
+    server = Server(model=ServedModel(make_card(chat_template=CHATML), "hash"))
     messages = [user("hi"), {"role": "assistant", "content": "hello"}]
     await server.chat(messages=messages, continue_final_message=True)
     await server.chat(messages=messages)
@@ -305,7 +305,7 @@ async def test_the_salt_of_stored_prefixes_is_handed_on() -> None:
 
 async def test_a_draining_server_takes_nothing_new() -> None:
     server = Server()
-    server.backend.draining = True
+    server.backend.taking = False
     response = await server.chat()
     assert (response.status_code, response.headers["connection"]) == (503, "close")
     assert response.json()["error"]["code"] == "shutting_down"
@@ -319,7 +319,7 @@ async def test_no_model_yet_is_503() -> None:
 
 
 async def test_a_long_conversation_renders_and_encodes_off_the_event_loop() -> None:
-    server = Server(model=ServedModel(make_card(max_model_len=100_000)))
+    server = Server(model=ServedModel(make_card(max_model_len=100_000), "hash"))
     response = await server.chat(messages=[user("one two three " * 100)] * 200, max_tokens=5)
     assert response.status_code == 200
     assert response.json()["usage"]["prompt_tokens"] > 20_000

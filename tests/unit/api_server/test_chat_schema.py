@@ -8,6 +8,7 @@ import pytest
 from api_server.chat_schema import parse_chat, template_messages
 from api_server.errors import ApiError, ErrorKind
 from api_server.json_body import Fields
+from api_server.template_style import TemplateStyle
 from api_server.unsupported import CHAT_SWITCHES
 
 
@@ -15,14 +16,14 @@ def fields(**values: Any) -> Fields:
     return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in values.items()}
 
 
-def messages(*given: Any, developer: bool = False) -> list[dict[str, Any]]:
-    return template_messages(parse_chat(fields(messages=list(given))).messages, developer)
+def messages(*given: Any, **style: Any) -> list[dict[str, Any]]:
+    return template_messages(parse_chat(fields(messages=list(given))).messages, TemplateStyle(**style))
 
 
 def refusal(**values: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         template_messages(
-            parse_chat(fields(**{"messages": [{"role": "user", "content": "x"}], **values})).messages, False
+            parse_chat(fields(**{"messages": [{"role": "user", "content": "x"}], **values})).messages, TemplateStyle()
         )
     return caught.value
 
@@ -54,7 +55,7 @@ def test_earlier_tool_calls_reach_the_template_with_their_arguments_as_an_object
 
 @pytest.mark.parametrize(("known", "role"), [(False, "system"), (True, "developer")])
 def test_developer_messages_are_system_messages_to_templates_that_know_no_better(known: bool, role: str) -> None:
-    assert messages({"role": "developer", "content": "x"}, developer=known)[0]["role"] == role
+    assert messages({"role": "developer", "content": "x"}, knows_developer_role=known)[0]["role"] == role
 
 
 @pytest.mark.parametrize(
@@ -117,8 +118,6 @@ def test_the_newer_name_of_the_limit_wins() -> None:
         ("logprobs", True),
         ("top_logprobs", 2_000_000_000),
         ("top_logprobs", -1),
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
         ("functions", [{}]),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "text", "extra": 1}),
@@ -127,7 +126,8 @@ def test_the_newer_name_of_the_limit_wins() -> None:
         ("audio", {}),
         ("best_of", 2),
         ("echo", True),
-        ("reasoning_effort", "low"),
+        ("thinking_token_budget", 100),
+        ("separate_reasoning", False),
         ("logprobs", 0),
     ],
 )

@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 from api_server.choice_text import ChoiceText, Finish
 from api_server.detokenizer import Detokenizer
 from api_server.generation_backend import TokenDelta
+from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar, AnswerParser
+from api_server.parsers.events import CallBegan, Content, Reasoning
+from api_server.parsers.names import ParserNames
+from api_server.parsers.tools import Tools
 from api_server.stop_strings import StopStrings
 from protocol.messages import FinishReason
 
@@ -17,7 +21,11 @@ EOS = 2
 def make(stops: list[str] | None = None, min_tokens: int = 0, include: bool = False, skip: bool = True) -> ChoiceText:
     detokenizer = Detokenizer(tiny_model().tokenizer, [], skip)
     return ChoiceText(
-        detokenizer, StopStrings(stops or [], include), min_tokens, frozenset() if include else frozenset({EOS})
+        detokenizer,
+        StopStrings(stops or [], include),
+        min_tokens,
+        frozenset() if include else frozenset({EOS}),
+        AnswerParser(WHOLE_TEXT, lambda: "id"),
     )
 
 
@@ -109,3 +117,27 @@ def test_cached_tokens_are_kept_from_the_delta_that_tells_them() -> None:
     choice.push(TokenDelta(ids("a"), cached_tokens=7))
     choice.push(TokenDelta(ids("b")))
     assert choice.cached_tokens == 7
+
+
+def test_a_stop_string_in_thoughts_or_calls_does_not_end_the_choice() -> None:
+    grammar = AnswerGrammar(ParserNames("hermes", "think"), Tools({"f": {}}))
+    text = '<think>one</think>one <tool_call>{"name": "f", "arguments": {"x": "one"}}</tool_call>'
+    for stops, content, word in ((["never"], "one", "tool_calls"), (["one"], "", "stop")):
+        detokenizer = Detokenizer(tiny_model().tokenizer, [], True)
+        parser = AnswerParser(grammar, lambda: "id")
+        choice = ChoiceText(detokenizer, StopStrings(stops, False), 0, frozenset({EOS}), parser)
+        delta = choice.push(TokenDelta([*ids(text), EOS], FinishReason.STOP))
+        assert delta.text == content
+        assert Reasoning("one") in delta.events
+        assert choice.finish is not None
+        assert choice.finish.reason == word
+
+
+def test_what_is_held_back_for_a_stop_string_comes_before_the_call_that_follows() -> None:
+    grammar = AnswerGrammar(ParserNames("hermes", "none"), Tools({"f": {}}))
+    detokenizer = Detokenizer(tiny_model().tokenizer, [], True)
+    parser = AnswerParser(grammar, lambda: "id")
+    choice = ChoiceText(detokenizer, StopStrings(["one"], False), 0, frozenset({EOS}), parser)
+    delta = choice.push(TokenDelta([*ids('on<tool_call>{"name": "f"}</tool_call>e'), EOS], FinishReason.STOP))
+    assert delta.events[:2] == [Content("on"), CallBegan("f", "id", 0)]
+    assert (delta.text, choice.finish) == ("one", Finish("tool_calls"))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from api_server.choices import ChoicePlan, Choices, RequestPlan
 from api_server.generation_backend import AbortCause, GenerationFailed, TokenDelta
+from api_server.placement import Placement
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
 
@@ -17,7 +18,7 @@ pieces = st.lists(st.sampled_from(["one ", "two ", "stop ", "three "]), min_size
 
 def plan(count: int) -> RequestPlan:
     choice = ChoicePlan([5, 6], SamplingParams(max_tokens=9))
-    return RequestPlan(tiny_model(), [choice] * count, count, 0, "", "x", ["stop"], False, True)
+    return RequestPlan(tiny_model(), [choice] * count, count, 0, "", Placement(), "x", ["stop"], False, True)
 
 
 def script(texts: list[str], ending: str) -> list[Step]:

@@ -4,15 +4,14 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from client_core_driver import ENGINE, HELLO, KEY, OTHER, Driver, R, welcomed_driver
 
 from api_server import unacknowledged
-from api_server.client_core import ClientCore
 from api_server.client_events import (
     Abandon,
     AdmissionTimedOut,
     Admit,
-    ClientEvent,
-    Command,
+    DeadlinePassed,
     Deliver,
     Fail,
     FailAll,
@@ -21,21 +20,21 @@ from api_server.client_events import (
     LinkDown,
     LinkUp,
     NotSent,
+    Placed,
     Refuse,
     SecondPassed,
     Send,
     Submit,
 )
 from api_server.live_generation import GenerationState, IllegalMove, LiveGeneration
+from api_server.placement import Placement
 from protocol.codec import pack_token_ids
 from protocol.heartbeats import SILENCE_S
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.messages import (
-    PROTOCOL_VERSION,
     Abort,
     Accepted,
     ClientHello,
-    ClientWelcome,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -47,60 +46,15 @@ from protocol.messages import (
     Rejected,
     RejectReason,
     RequestKey,
+    RouteReason,
 )
 from protocol.sampling import SamplingParams
-
-R = RequestId("cmpl-1")
-KEY = RequestKey(R, 0)
-ENGINE = Incarnation("engine-a")
-OTHER = Incarnation("engine-b")
-COORDINATOR = Incarnation("coordinator-1")
-HELLO = ClientHello(PROTOCOL_VERSION, "api-0", Incarnation("api"), "ipc:///tmp/out", 1)
-
-
-class Driver:
-    """A core with a clock in hand; checks the core's invariants after each event."""
-
-    def __init__(self) -> None:
-        self.core = ClientCore(HELLO)
-        self.now_s = 100.0
-        self.index = 0
-        self.sequences: dict[Incarnation, int] = {}
-
-    def tell(self, event: ClientEvent) -> list[Command]:
-        commands = self.core.handle(event, self.now_s)
-        self.core.check_invariants()
-        return commands
-
-    def welcome(self, coordinator: Incarnation = COORDINATOR, index: int = 0) -> list[Command]:
-        if index != self.index:
-            self.index, self.sequences = index, {}
-        return self.tell(ClientWelcome(PROTOCOL_VERSION, coordinator, ClientIndex(index)))
-
-    def submit(self, request_id: RequestId = R, max_tokens: int = 8) -> list[Command]:
-        prompt = pack_token_ids([1, 2, 3])
-        return self.tell(Submit(request_id, "demo", prompt, SamplingParams(max_tokens), arrival_time_s=1.0))
-
-    def accept(self, key: RequestKey = KEY, incarnation: Incarnation = ENGINE) -> list[Command]:
-        return self.tell(Accepted(key, EngineIndex(0), incarnation))
-
-    def outputs(self, *outputs: EngineCoreOutput, incarnation: Incarnation = ENGINE, lost: int = 0) -> list[Command]:
-        sequence = self.sequences.get(incarnation, 0) + lost
-        self.sequences[incarnation] = sequence + 1
-        return self.tell(
-            EngineCoreOutputs(EngineIndex(0), incarnation, sequence, 0.0, list(outputs), ClientIndex(self.index))
-        )
-
-    def output(self, position: int, token_ids: list[int], finish: FinishReason | None = None) -> list[Command]:
-        return self.outputs(EngineCoreOutput(R, 0, position, token_ids, finish))
 
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
     """Connected and welcomed."""
-    driver = Driver()
-    assert driver.tell(LinkUp()) == [Send(HELLO)]
-    assert driver.welcome() == []
+    driver = welcomed_driver()
     yield driver
     driver.core.check_invariants()
 
@@ -146,31 +100,6 @@ def test_what_is_there_already_is_dropped(driver: Driver) -> None:
     assert driver.output(1, [8, 9, 10]) == [Deliver(R, [9, 10])]
 
 
-def test_a_gap_in_the_positions_fails_the_generation_and_aborts_it(driver: Driver) -> None:
-    driver.submit()
-    driver.accept()
-    driver.output(0, [7])
-    assert driver.output(2, [9]) == [Fail(R, "outputs of the engine core were lost", True), Send(Abort([KEY]))]
-    assert driver.output(3, [10]) == []
-
-
-def test_a_negative_position_fails_the_generation(driver: Driver) -> None:
-    driver.submit()
-    driver.accept()
-    assert driver.output(-1, [7, 8])[0] == Fail(R, "outputs of the engine core were lost", True)
-
-
-def test_a_lost_message_fails_the_generations_of_its_engine_core_only(driver: Driver) -> None:
-    other = RequestId("cmpl-2")
-    driver.submit()
-    driver.submit(other)
-    driver.accept()
-    driver.accept(RequestKey(other), OTHER)
-    commands = driver.outputs(lost=1)
-    assert commands == [Fail(R, "outputs of the engine core were lost", True), Send(Abort([KEY]))]
-    assert driver.core.num_generations == 1
-
-
 def test_an_engine_core_that_was_given_up_for_a_while_goes_on_without_a_gap(driver: Driver) -> None:
     driver.submit()
     driver.accept()
@@ -181,30 +110,6 @@ def test_an_engine_core_that_was_given_up_for_a_while_goes_on_without_a_gap(driv
     driver.submit(other)
     driver.accept(RequestKey(other))
     assert driver.outputs(EngineCoreOutput(other, 0, 0, [7])) == [Deliver(other, [7])]
-
-
-def test_what_vanished_is_noticed_also_after_the_news_that_the_engine_core_is_lost(driver: Driver) -> None:
-    driver.submit()
-    driver.accept()
-    driver.output(0, [7])
-    driver.tell(EngineLost(EngineIndex(0), ENGINE, "it has cut the streams to this API server"))
-    other = RequestId("cmpl-2")
-    driver.submit(other)
-    driver.accept(RequestKey(other))
-    assert driver.outputs(lost=1)[0] == Fail(other, "outputs of the engine core were lost", True)
-
-
-def test_being_given_up_and_taken_back_ends_all_that_was_accepted(driver: Driver) -> None:
-    """Whatever became of it: finished, running or dead with its engine core, nothing more of it will come."""
-    other = RequestId("cmpl-2")
-    driver.submit()
-    driver.accept()
-    driver.output(0, [7])
-    driver.submit(other)
-    driver.accept(RequestKey(other), OTHER)
-    commands = driver.welcome(index=4)
-    assert [command.request_id for command in commands if isinstance(command, Fail)] == [R, other]
-    assert driver.core.num_generations == 0
 
 
 def test_what_was_addressed_to_the_old_index_is_dropped_and_the_new_one_counts_from_0(driver: Driver) -> None:
@@ -218,17 +123,6 @@ def test_what_was_addressed_to_the_old_index_is_dropped_and_the_new_one_counts_f
     late = EngineCoreOutput(R, 0, 1, [8], FinishReason.STOP)
     assert driver.tell(EngineCoreOutputs(EngineIndex(0), ENGINE, 5, 0.0, [late], ClientIndex(0))) == []
     assert driver.outputs(EngineCoreOutput(other, 0, 0, [9])) == [Deliver(other, [9])]
-
-
-def test_under_a_new_index_a_loss_is_noticed_from_0_on(driver: Driver) -> None:
-    driver.submit()
-    driver.accept()
-    for position in range(5):
-        driver.output(position, [7])
-    driver.welcome(index=4)
-    driver.submit()
-    driver.accept()
-    assert driver.outputs(lost=1)[0] == Fail(R, "outputs of the engine core were lost", True)
 
 
 def test_a_coordinator_that_says_nothing_does_not_answer(driver: Driver) -> None:
@@ -264,13 +158,6 @@ def test_an_error_of_the_engine_core_fails_the_generation_after_its_tokens(drive
     assert driver.outputs(output) == [Deliver(R, [7]), Fail(R, "token id 99 is out of range", False)]
 
 
-def test_an_engine_core_that_shuts_down_ends_the_generation_as_retryable(driver: Driver) -> None:
-    driver.submit()
-    driver.accept()
-    output = EngineCoreOutput(R, 0, 0, [], FinishReason.ABORT, error="engine core shut down")
-    assert driver.outputs(output) == [Fail(R, "engine core shut down", True)]
-
-
 def test_a_rejection_is_terminal(driver: Driver) -> None:
     driver.submit()
     rejected = Rejected(KEY, RejectReason.OVERLOADED, "too much", 2.5)
@@ -279,16 +166,10 @@ def test_a_rejection_is_terminal(driver: Driver) -> None:
     assert driver.core.num_generations == 0
 
 
-def test_a_lost_engine_core_fails_its_generations_and_no_other(driver: Driver) -> None:
-    other = RequestId("cmpl-2")
+def test_a_model_that_a_new_coordinator_has_not_met_yet_is_not_unknown(driver: Driver) -> None:
     driver.submit()
-    driver.submit(other)
-    driver.accept()
-    driver.accept(RequestKey(other), OTHER)
-    commands = driver.tell(EngineLost(EngineIndex(0), ENGINE, "killed by signal 9"))
-    assert commands[0] == Fail(R, "the engine core was lost: killed by signal 9", True)
-    assert driver.tell(EngineLost(EngineIndex(0), ENGINE, "killed by signal 9")) == []
-    assert driver.core.num_generations == 1
+    rejected = Rejected(KEY, RejectReason.UNKNOWN_MODEL, "no engine core has served it")
+    assert driver.tell(rejected) == [Refuse(R, RejectReason.NO_ENGINE, "no engine core has served it", 1.0)]
 
 
 def test_an_abandoned_generation_is_aborted_once_and_its_late_outputs_are_dropped(driver: Driver) -> None:
@@ -385,21 +266,6 @@ def test_an_abort_without_a_coordinator_is_kept_for_the_next_one(driver: Driver)
     assert driver.welcome() == [Send(Abort([KEY]))]
 
 
-def test_another_client_index_ends_what_runs_under_the_old_one(driver: Driver) -> None:
-    waiting = RequestId("cmpl-2")
-    driver.submit()
-    driver.accept()
-    driver.submit(waiting)
-    driver.tell(LinkDown())
-    driver.tell(LinkUp())
-    commands = driver.welcome(index=4)
-    assert commands[0] == Fail(R, "the cluster no longer knew this API server", True)
-    resent = commands[-1]
-    assert isinstance(resent, Send)
-    assert isinstance(resent.message, EngineCoreRequest)
-    assert (resent.message.request_id, resent.message.client_index) == (waiting, 4)
-
-
 def test_a_late_welcome_of_a_broken_connection_is_ignored(driver: Driver) -> None:
     driver.submit()
     driver.tell(LinkDown())
@@ -481,3 +347,56 @@ def test_an_illegal_move_raises_with_the_history() -> None:
     generation = LiveGeneration(Submit(R, "demo", b"", SamplingParams(1), 0.0))
     with pytest.raises(IllegalMove, match="WAITING -> STREAMING"):
         generation.move(GenerationState.STREAMING)
+
+
+# --- where it runs ---
+
+
+def test_what_the_coordinator_goes_by_travels_with_the_request(driver: Driver) -> None:
+    placement = Placement("session", 3, b"k" * 16)
+    prompt = pack_token_ids(range(64))
+    (send,) = driver.tell(Submit(R, "demo", prompt, SamplingParams(8), 1.0, placement=placement))
+    assert isinstance(send, Send)
+    assert isinstance(send.message, EngineCoreRequest)
+    assert (send.message.session_key, send.message.engine_rank) == ("session", 3)
+    assert send.buffers == (prompt, b"k" * 16)
+
+
+def test_where_a_generation_runs_and_why_is_told_once(driver: Driver) -> None:
+    driver.submit()
+    accepted = Accepted(KEY, EngineIndex(2), ENGINE, 64, RouteReason.AFFINITY)
+    assert driver.tell(accepted) == [Placed(R, EngineIndex(2), RouteReason.AFFINITY, 64), Admit(R)]
+    assert driver.tell(accepted) == []
+
+
+def test_it_is_told_too_when_outputs_overtook_the_answer(driver: Driver) -> None:
+    driver.submit()
+    driver.output(0, [5])
+    accepted = Accepted(KEY, EngineIndex(2), ENGINE, 0, RouteReason.LOAD)
+    assert driver.tell(accepted) == [Placed(R, EngineIndex(2), RouteReason.LOAD, 0)]
+
+
+# --- deadlines ------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_core_that_runs_out_of_time_ends_the_generation_with_what_there_is(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [5])
+    assert driver.output(1, [], FinishReason.TIMEOUT) == [Deliver(R, [], FinishReason.TIMEOUT)]
+    assert driver.tell(DeadlinePassed(R)) == []
+
+
+def test_a_deadline_that_passes_unheard_of_ends_the_generation_here(driver: Driver) -> None:
+    driver.submit()
+    driver.accept()
+    driver.output(0, [5])
+    assert driver.tell(DeadlinePassed(R)) == [Deliver(R, [], FinishReason.TIMEOUT), Send(Abort([KEY]))]
+    assert driver.output(1, [6]) == []
+
+
+def test_a_deadline_that_passes_before_admission_is_a_refusal(driver: Driver) -> None:
+    driver.submit()
+    refuse, abort = driver.tell(DeadlinePassed(R))
+    assert isinstance(refuse, Refuse) and refuse.reason is RejectReason.TIMED_OUT
+    assert abort == Send(Abort([KEY]))

@@ -24,6 +24,7 @@ from api_server.client_events import (
     Send,
     Submit,
 )
+from protocol.codec import unpack_token_ids
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -39,6 +40,7 @@ from protocol.messages import (
     Rejected,
     RejectReason,
     RequestKey,
+    RequestsLost,
 )
 from protocol.sampling import SamplingParams
 
@@ -67,12 +69,14 @@ class ClientCoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         hello = ClientHello(PROTOCOL_VERSION, "api-0", Incarnation("api"), "ipc:///tmp/out", 1)
-        self.core = ClientCore(hello)
+        self.core = ClientCore(hello, resume_timeout_s=3.0)
         self.callers: dict[RequestId, Caller] = {}
         self.index = ClientIndex(-1)
         self.sequences = dict.fromkeys(ENGINES, 0)
         self.welcomed = False
         self.now_s = 0.0
+        self.attempts: dict[RequestId, int] = {}
+        """Of what was last sent."""
 
     def tell(self, event: ClientEvent) -> None:
         for command in self.core.handle(event, self.now_s):
@@ -102,8 +106,20 @@ class ClientCoreMachine(RuleBasedStateMachine):
             case Send(message):
                 if isinstance(message, EngineCoreRequest | Abort):
                     assert self.welcomed, "the coordinator does not know us yet"
+                if isinstance(message, EngineCoreRequest):
+                    self.take_request(message, command.buffers[0])
             case Leave():
                 raise AssertionError(command)
+
+    def take_request(self, request: EngineCoreRequest, prompt: bytes) -> None:
+        """Each attempt goes on behind what the caller has, as it was when the attempt began."""
+        attempt, caller = self.attempts.get(request.request_id, 0), self.callers[request.request_id]
+        assert attempt <= request.attempt
+        self.attempts[request.request_id] = request.attempt
+        output = list(unpack_token_ids(prompt))[1:]
+        assert len(output) == request.num_output_tokens == request.num_prompt_tokens - 1
+        assert output == caller.token_ids[: len(output)]
+        assert len(output) < MAX_TOKENS
 
     def running(self, request_id: RequestId) -> Caller:
         caller = self.callers[request_id]
@@ -117,13 +133,18 @@ class ClientCoreMachine(RuleBasedStateMachine):
         self.tell(Submit(request_id, "demo", b"\0\0\0\0", SamplingParams(MAX_TOKENS), 0.0))
         return request_id
 
-    @rule(request_id=submitted, engine=engines, attempt=st.sampled_from([0, 0, 0, 1]))
-    def accepted(self, request_id: RequestId, engine: Incarnation, attempt: int) -> None:
+    @rule(request_id=submitted, engine=engines, off=st.sampled_from([0, 0, 0, 1, -1]))
+    def accepted(self, request_id: RequestId, engine: Incarnation, off: int) -> None:
+        attempt = self.attempts.get(request_id, 0) + off
         self.tell(Accepted(RequestKey(request_id, attempt), EngineIndex(0), engine))
 
     @rule(request_id=submitted, reason=st.sampled_from(RejectReason))
     def rejected(self, request_id: RequestId, reason: RejectReason) -> None:
-        self.tell(Rejected(RequestKey(request_id), reason, "no", 1.0))
+        self.tell(Rejected(RequestKey(request_id, self.attempts.get(request_id, 0)), reason, "no", 1.0))
+
+    @rule(request_id=submitted, off=st.sampled_from([0, 0, -1]))
+    def request_lost(self, request_id: RequestId, off: int) -> None:
+        self.tell(RequestsLost([RequestKey(request_id, self.attempts.get(request_id, 0) + off)]))
 
     @rule(
         request_id=submitted,
@@ -149,7 +170,8 @@ class ClientCoreMachine(RuleBasedStateMachine):
     def next_output(self, request_id: RequestId, engine: Incarnation, count: int) -> None:
         position = len(self.callers[request_id].token_ids)
         token_ids = [token(request_id, place) for place in range(position, position + count)]
-        self.send_outputs(engine, EngineCoreOutput(request_id, 0, position, token_ids))
+        attempt = self.attempts.get(request_id, 0)
+        self.send_outputs(engine, EngineCoreOutput(request_id, attempt, position, token_ids))
 
     def send_outputs(self, engine: Incarnation, *outputs: EngineCoreOutput) -> None:
         sequence = self.sequences[engine]

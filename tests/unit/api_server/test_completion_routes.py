@@ -77,6 +77,6 @@ async def test_special_tokens_of_the_tokenizer_are_added_where_the_card_says_so(
     raw = Tokenizer.from_str(byte_level_json())
     raw.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
     for adds, given, first in [(True, True, 0), (True, False, 74), (False, True, 74)]:
-        server = Server(model=ServedModel(make_card(tokenizer_json=raw.to_str(), adds_special_tokens=adds)))
+        server = Server(model=ServedModel(make_card(tokenizer_json=raw.to_str(), adds_special_tokens=adds), "hash"))
         await server.complete(prompt="hi", add_special_tokens=given)
         assert server.backend.submissions[0][0][0] == first

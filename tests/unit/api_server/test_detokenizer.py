@@ -139,3 +139,11 @@ def test_wordpiece_words_are_joined_by_what_precedes_them() -> None:
     raw = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     raw.decoder = decoders.WordPiece()
     assert stream(Tokenizer(raw.to_str()), [1, 2, 3]) == ["fox", "es", " run"]
+
+
+def test_a_special_token_that_a_parser_waits_for_is_not_skipped() -> None:
+    tokenizer = Tokenizer(byte_level_json())
+    markers = tokenizer.special_ids_in(["<|im_start|>assistant", "other"])
+    assert markers == {1}
+    detokenizer = Detokenizer(tokenizer, [], True, markers)
+    assert [detokenizer.push(token_id) for token_id in (0, 1, 2)] == ["", "<|im_start|>", ""]

@@ -8,7 +8,7 @@ import pytest
 import uvicorn
 
 from api_server import http_protocol
-from api_server.http_protocol import BoundedHttpProtocol, ConnectionState
+from api_server.http_protocol import FAREWELL_S, BoundedHttpProtocol, ConnectionState
 
 
 class FakeTransport:
@@ -209,14 +209,52 @@ async def test_the_last_connection_to_go_is_noticed(connections: Connections) ->
     assert connections.pending() == []
 
 
-async def test_a_connection_in_use_closes_after_its_response_when_told_so(connections: Connections) -> None:
-    busy, _ = connections.open()
-    idle, _ = connections.open()
-    busy.data_received(HEAD + b"\r\n")
-    for connection in (busy, idle):
-        connection.finish_after_response()
-    assert busy.cycle.keep_alive is False
-    assert idle.cycle is None
+async def test_a_finishing_connection_closes_after_the_response_whose_head_says_so(connections: Connections) -> None:
+    protocol, transport = connections.open()
+    protocol.data_received(get("/a"))
+    protocol.finish()
+    connections.answers.release()
+    await settle()
+    assert b"connection: close" in transport.written and transport.closed
+
+
+async def test_a_finishing_idle_connection_waits_for_a_request_that_is_on_its_way(connections: Connections) -> None:
+    late, late_transport = connections.open()
+    idle, idle_transport = connections.open()
+    for connection in (late, idle):
+        connection.finish()
+    farewells = [timer for timer in connections.pending() if timer.delay_s == FAREWELL_S]
+    assert len(farewells) == 2
+    late.data_received(get("/late"))
+    for timer in farewells:
+        timer.callback()
+    assert idle_transport.closed and not late_transport.closed
+    connections.answers.release()
+    await settle()
+    assert b"connection: close" in late_transport.written and late_transport.closed
+
+
+async def test_when_the_head_is_out_the_caller_may_send_one_more_request(connections: Connections) -> None:
+    protocol, transport = connections.open()
+    protocol.data_received(get("/a"))
+    await settle()
+    protocol.cycle.response_started = True
+    protocol.finish()
+    protocol.cycle.response_started = False
+    connections.answers.release()
+    await settle()
+    assert b"connection: close" not in transport.written and not transport.closed
+    assert [timer for timer in connections.pending() if timer.delay_s == FAREWELL_S]
+    protocol.data_received(get("/b"))
+    connections.answers.release()
+    await settle()
+    assert b"connection: close" in transport.written and transport.closed
+
+
+async def test_a_connection_that_was_accepted_at_the_last_moment_finishes_too(connections: Connections) -> None:
+    connections.state.is_finishing = True
+    connections.open()
+    assert [timer for timer in connections.pending() if timer.delay_s == FAREWELL_S]
 
 
 def get(path: str) -> bytes:

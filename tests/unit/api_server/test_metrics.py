@@ -15,7 +15,7 @@ from api_server.generation_backend import AbortCause
 from api_server.metrics import Metrics
 from api_server.metrics_page import MetricsPage
 from protocol.identifiers import EngineIndex, Incarnation
-from protocol.messages import ClusterSnapshot, EngineState, FinishReason, Load, ModelInfo, RejectReason
+from protocol.messages import ClusterSnapshot, EngineState, FinishReason, Load, ModelInfo, RejectReason, RouteReason
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:
@@ -203,3 +203,42 @@ def test_gauges_of_an_earlier_process_with_our_pid_are_removed(tmp_path: Path, m
     monkeypatch.delenv(metrics_files.DIRECTORY_VARIABLE)
     assert not stale.exists()
     assert all(path.exists() for path in kept)
+
+
+def test_where_generations_went_and_what_was_expected_there(metrics: Metrics) -> None:
+    def run(reason: RouteReason, expected: int, real: int) -> None:
+        observer = metrics.generation_began("tiny", 500, 0.0)
+        metrics.generation_placed(observer, EngineIndex(1), reason, expected)
+        observer.delivered(1, 0.1, real)
+        observer.delivered(1, 0.2)
+        metrics.generation_ended(observer, FinishReason.STOP, 0.3)
+
+    run(RouteReason.AFFINITY, 320, 320)
+    run(RouteReason.AFFINITY, 320, 64)
+    run(RouteReason.LOAD, 0, 128)
+    labels = {"model_name": "tiny", "engine": "1"}
+    assert value(metrics, "requests_routed_total", **labels, reason="affinity") == 2
+    assert value(metrics, "requests_routed_total", **labels, reason="load") == 1
+    assert value(metrics, "request_expected_cached_tokens_sum", model_name="tiny") == 640
+    assert value(metrics, "request_cached_tokens_sum", model_name="tiny") == 512
+    assert value(metrics, "request_missed_cached_tokens_sum", model_name="tiny") == 256
+    assert value(metrics, "request_missed_cached_tokens_bucket", model_name="tiny", le="0.0") == 2
+
+
+def test_a_resume_counts_as_one_but_what_was_expected_stays_what_it_was_at_first(metrics: Metrics) -> None:
+    observer = metrics.generation_began("tiny", 500, 0.0)
+    metrics.generation_placed(observer, EngineIndex(0), RouteReason.LOAD, 64)
+    observer.delivered(1, 0.1, 64)
+    metrics.generation_placed(observer, EngineIndex(1), RouteReason.RESUME, 192)
+    observer.delivered(1, 0.2, 192)
+    metrics.generation_ended(observer, FinishReason.STOP, 0.3)
+    assert value(metrics, "requests_routed_total", model_name="tiny", engine="1", reason="resume") == 1
+    assert value(metrics, "request_expected_cached_tokens_sum", model_name="tiny") == 64
+    assert value(metrics, "request_cached_tokens_sum", model_name="tiny") == 64
+
+
+def test_nothing_is_compared_for_a_generation_without_tokens(metrics: Metrics) -> None:
+    observer = metrics.generation_began("tiny", 500, 0.0)
+    metrics.generation_placed(observer, EngineIndex(0), RouteReason.AFFINITY, 320)
+    metrics.generation_given_up(observer, AbortCause.DISCONNECT, 0.3)
+    assert value(metrics, "request_cached_tokens_count", model_name="tiny") == 0

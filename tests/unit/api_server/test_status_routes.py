@@ -11,7 +11,7 @@ from api_server.served_model import ServedModel
 
 
 async def test_models_are_listed_and_told_one_by_one() -> None:
-    server = Server(model=ServedModel(make_card(name="org/tiny")))
+    server = Server(model=ServedModel(make_card(name="org/tiny"), "hash"))
     model = {"id": "org/tiny", "object": "model", "created": 1_700_000_000, "owned_by": "shoal", "max_model_len": 200}
     assert (await server.client.get("/v1/models")).json() == {"object": "list", "data": [model]}
     assert (await server.client.get("/v1/models/org/tiny")).json() == model

@@ -99,3 +99,12 @@ def test_a_match_in_unarmed_text_is_passed_over_and_may_still_begin_another(
 def test_a_hard_pattern_takes_linear_time() -> None:
     scanner = StopStrings(["a" * 1000 + "b"] * 2, include_in_output=False)
     assert scanner.push("a" * 100_000, armed=True).text == "a" * 99_000
+
+
+def test_no_stop_string_goes_across_an_interruption() -> None:
+    stops = StopStrings(["abc"], False)
+    assert stops.push("xab", True).text == "x"
+    assert stops.release() == "ab"
+    stops.check_invariants()
+    assert stops.push("c ab", True).text == "c "
+    assert stops.push("c", True).matched == "abc"

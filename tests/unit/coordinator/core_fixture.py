@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from coordinator.admission import AdmissionLimits
 from coordinator.cluster import ClusterState
 from coordinator.events import (
     Command,
@@ -16,6 +17,7 @@ from coordinator.events import (
     Link,
     Publish,
     Send,
+    Subscribed,
     TurnEnded,
     Unreachable,
 )
@@ -26,13 +28,17 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     Accepted,
+    BlocksChanged,
     Card,
     ClientHello,
     ClientToCoordinator,
+    ClusterSnapshot,
     EngineCoreRequest,
     EngineHello,
     EngineRun,
+    EngineState,
     EngineToCoordinator,
+    Heartbeat,
     Load,
     LoadReport,
     Message,
@@ -42,6 +48,7 @@ from protocol.messages import (
     RequestKey,
 )
 from protocol.sampling import SamplingParams
+from protocol.tenants import TenantTable
 
 TIMEOUT_S = 3.0
 MODEL = "small"
@@ -55,9 +62,17 @@ def key(request_id: str, attempt: int = 0) -> RequestKey:
 class Core:
     """Drives a ClusterState; `commands` are those of the last event."""
 
-    def __init__(self, max_requests: int = 100, settled: bool = True, incarnation: str = "c1") -> None:
+    def __init__(
+        self,
+        max_requests: int = 100,
+        settled: bool = True,
+        incarnation: str = "c1",
+        limits: AdmissionLimits | None = None,
+        tenants: dict[str, TenantTable] | None = None,
+    ) -> None:
         self.now_s = 100.0
-        settings = Settings(Incarnation(incarnation), FIRST_CLIENT_INDEX, max_requests, TIMEOUT_S)
+        limits = limits or AdmissionLimits(max_requests=max_requests)
+        settings = Settings(Incarnation(incarnation), FIRST_CLIENT_INDEX, limits, TIMEOUT_S, tenants or {})
         self.state = ClusterState(settings, self.now_s)
         self.commands: list[Command] = []
         if settled:
@@ -94,6 +109,14 @@ class Core:
 
     def published(self, commands: list[Command] | None = None) -> list[Message]:
         return [c.message for c in (self.commands if commands is None else commands) if isinstance(c, Publish)]
+
+    def state_of(self, engine: "FakeEngine") -> EngineState:
+        """What is published of an engine core."""
+        self.handle(Subscribed())
+        (snapshot,) = self.published(self.end_turn())
+        assert isinstance(snapshot, ClusterSnapshot)
+        (state,) = [each for each in snapshot.engines if each.incarnation == engine.incarnation]
+        return state
 
     def drops(self) -> list[str]:
         return [command.reason for command in self.commands if isinstance(command, Drop)]
@@ -137,6 +160,10 @@ class FakeEngine:
     ) -> None:
         self.say(LoadReport(load or Load(), adds_received, finished or []))
 
+    def blocks(self, sequence: int, stored: bytes = b"", evicted: bytes = b"", anew: bool = False) -> list[Message]:
+        """Tells of blocks; returns what came back."""
+        return self.say(BlocksChanged(sequence, anew), stored, evicted)
+
     def card(self) -> None:
         self.say(Card(self.model.card_hash), b"packed card")
 
@@ -163,29 +190,42 @@ class FakeClient:
         self.core.handle(FromClient(self.identity, AT_COORDINATOR_FROM_CLIENT.decode(encode(message, *buffers))))
         return self.core.sent_to(self.identity)
 
-    def hello(self, *engines: EngineRun, index: int | None = None, version: int = PROTOCOL_VERSION) -> list[Message]:
+    def hello(
+        self,
+        *engines: EngineRun,
+        index: int | None = None,
+        version: int = PROTOCOL_VERSION,
+        requests: Iterable[tuple[RequestKey, Incarnation]] = (),
+    ) -> list[Message]:
         claimed = self.index if index is None else ClientIndex(index)
+        address = f"ipc:///run/{self.name}"
         hello = ClientHello(
-            version, self.name, self.incarnation, f"ipc:///run/{self.name}", self.pid, claimed, list(engines)
+            version, self.name, self.incarnation, address, self.pid, claimed, list(engines), list(requests)
         )
         answer = self.say(hello)
         for message in answer:
             self.index = getattr(message, "client_index", self.index)
         return answer
 
-    def request(self, request_id: str, tokens: int = 10, attempt: int = 0, model: str = MODEL) -> EngineCoreRequest:
+    def request(
+        self, request_id: str, tokens: int = 10, attempt: int = 0, model: str = MODEL, deaths: int = 0
+    ) -> EngineCoreRequest:
+        sampling = SamplingParams(max_tokens=8)
         return EngineCoreRequest(
-            RequestId(request_id), self.index, attempt, model, tokens, SamplingParams(max_tokens=8), 0.0
+            RequestId(request_id), self.index, attempt, model, tokens, sampling, 0.0, deaths=deaths
         )
 
     def submit(
-        self, request_id: str, tokens: int = 10, attempt: int = 0, model: str = MODEL
+        self, request_id: str, tokens: int = 10, attempt: int = 0, model: str = MODEL, deaths: int = 0
     ) -> Accepted | Rejected | None:
         """Submits; returns the answer, None while it waits."""
-        self.say(self.request(request_id, tokens, attempt, model), pack_token_ids(range(tokens)))
+        self.say(self.request(request_id, tokens, attempt, model, deaths), pack_token_ids(range(tokens)))
         answers = [m for m in self.core.sent_to(self.identity) if isinstance(m, Accepted | Rejected)]
         assert len(answers) <= 1
         return answers[0] if answers else None
+
+    def heartbeat(self) -> None:
+        self.say(Heartbeat())
 
     def abort(self, *keys: RequestKey) -> None:
         self.say(Abort(list(keys)))

@@ -13,6 +13,7 @@ from protocol.messages import (
     ClientAddress,
     Clients,
     ClientWelcome,
+    ClusterSnapshot,
     EngineCoreRequest,
     EngineHello,
     EngineLost,
@@ -21,6 +22,7 @@ from protocol.messages import (
     Heartbeat,
     Load,
     LoadReport,
+    MemberProcess,
     Refused,
     Rejected,
     RejectReason,
@@ -37,7 +39,7 @@ def test_an_engine_core_is_welcomed_with_its_index_and_the_api_servers(core: Cor
     client.hello()
     assert FakeEngine(core).hello() == [
         EngineWelcome(PROTOCOL_VERSION, Incarnation("c1"), EngineIndex(0), want_card=True),
-        Clients([ClientAddress(client.index, "ipc:///run/api-0")]),
+        Clients([ClientAddress(client.index, "ipc:///run/api-0")], 1, Incarnation("c1")),
     ]
 
 
@@ -129,6 +131,34 @@ def test_what_comes_before_hello_is_dropped_and_counted(core: Core) -> None:
     core.handle(Garbage(Link.CLUSTER, Identity(b""), "cluster: nonsense"))
     (snapshot,) = core.published(core.wait(1.0))
     assert snapshot.malformed_total == 3  # type: ignore[attr-defined]
+
+
+def silent(core: Core) -> list[MemberProcess]:
+    core.handle(Subscribed())
+    (snapshot,) = core.published(core.end_turn())
+    assert isinstance(snapshot, ClusterSnapshot)
+    return snapshot.silent
+
+
+def test_a_silent_engine_core_is_named_to_whoever_may_end_it_until_it_is_heard_or_replaced(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    assert silent(core) == []
+    core.wait(TIMEOUT_S)
+    assert silent(core) == [MemberProcess(engine.name, engine.pid)], "API servers are left alone"
+    engine.report()
+    assert silent(core) == []
+    core.wait(TIMEOUT_S)
+    FakeEngine(core, incarnation="e2").hello()
+    assert silent(core) == []
+
+
+def test_an_engine_core_that_cannot_be_reached_is_not_called_silent(core: Core) -> None:
+    engine = FakeEngine(core)
+    engine.hello()
+    engine.unreachable()
+    assert silent(core) == [], "it may be connecting again, or ending in order"
 
 
 @pytest.mark.parametrize("sign", ["unreachable", "exited", "silent", "restarted"])
@@ -255,9 +285,8 @@ def test_a_silent_api_server_that_is_heard_again_learns_that_its_requests_are_lo
     welcome, heartbeat = client.say(Heartbeat())
     assert isinstance(welcome, ClientWelcome) and heartbeat == Heartbeat()
     assert welcome.client_index != index, "all that it had is lost: no engine core has anything under this index"
-    assert [m for m in core.sent_to(engine.identity) if isinstance(m, Clients)] == [
-        Clients([ClientAddress(welcome.client_index, "ipc:///run/api-0")])
-    ]
+    (told,) = [m for m in core.sent_to(engine.identity) if isinstance(m, Clients)]
+    assert told.clients == [ClientAddress(welcome.client_index, "ipc:///run/api-0")]
     client.index = welcome.client_index
     assert isinstance(client.submit("runs", attempt=1), Accepted)
 

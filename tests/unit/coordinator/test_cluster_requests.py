@@ -3,6 +3,7 @@
 import pytest
 from core_fixture import Core, FakeClient, FakeEngine, key
 
+from coordinator.admission import AdmissionLimits
 from coordinator.events import Forward, Link, Send, Subscribed
 from protocol.codec import encode, pack_token_ids
 from protocol.identifiers import ClientIndex
@@ -59,7 +60,8 @@ def test_the_engine_core_gets_the_same_frames(core: Core, engine: FakeEngine, cl
 
 def test_the_answer_names_the_run_of_the_engine_core(core: Core, engine: FakeEngine, client: FakeClient) -> None:
     answer = client.submit("r1")
-    assert answer == Accepted(key("r1"), answer.engine_index, engine.incarnation)  # type: ignore[union-attr]
+    assert isinstance(answer, Accepted)
+    assert (answer.key, answer.engine_incarnation) == (key("r1"), engine.incarnation)
 
 
 def test_a_model_never_served_is_unknown(core: Core, engine: FakeEngine, client: FakeClient) -> None:
@@ -98,7 +100,7 @@ def test_a_refused_request_is_told_to_wait_longer_when_requests_finish_slowly() 
         answer = client.submit("more")
         assert isinstance(answer, Rejected)
         waits.append(answer.retry_after_s)
-    assert waits == [30.0, 1.0]  # a tenth of 500 at 1 a second is 50 s, capped; at 100 a second 0.5 s, raised
+    assert waits == [5, 1]  # a tenth of 500 at 10 a second; at 1000 a second less than a second, raised
 
 
 def test_a_request_sent_again_is_accepted_again_and_runs_once(
@@ -144,13 +146,48 @@ def test_a_newer_attempt_elsewhere_aborts_the_older(core: Core, engine: FakeEngi
     assert counts(core) == [0, 1]
 
 
-def test_a_newer_attempt_that_is_refused_still_ends_the_older(
+def test_a_newer_attempt_without_a_place_waits_for_one_and_ends_the_older(
     core: Core, engine: FakeEngine, client: FakeClient
 ) -> None:
     client.submit("r1")
     engine.report(Load(draining=True))
-    assert rejection(client.submit("r1", attempt=1)) is RejectReason.NO_ENGINE
+    assert client.submit("r1", attempt=1) is None
     assert core.sent_to(engine.identity) == [Abort([key("r1", 0)])]
+    FakeEngine(core, "engine-1").hello()
+    assert [type(m) for m in core.sent_to(client.identity)] == [Accepted]
+
+
+def test_what_has_lost_its_engine_core_waits_for_the_restart(
+    core: Core, engine: FakeEngine, client: FakeClient
+) -> None:
+    client.submit("r1")
+    client.exited(engine.name, engine.pid)
+    assert client.submit("r1", attempt=1) is None
+    assert rejection(client.submit("r2")) is RejectReason.NO_ENGINE, "a new one is refused at once"
+    restarted = FakeEngine(core, incarnation="e2")
+    restarted.hello()
+    (accepted,) = core.sent_to(client.identity)
+    assert isinstance(accepted, Accepted)
+    assert (accepted.key, accepted.engine_incarnation) == (key("r1", 1), "e2")
+
+
+def test_what_waits_for_the_restart_can_be_aborted(core: Core, engine: FakeEngine, client: FakeClient) -> None:
+    client.submit("r1")
+    client.exited(engine.name, engine.pid)
+    client.submit("r1", attempt=1)
+    client.abort(key("r1", 1))
+    FakeEngine(core, incarnation="e2").hello()
+    assert core.sent_to(client.identity) == []
+
+
+def test_what_was_let_in_before_is_not_refused_as_overload() -> None:
+    core = Core(max_requests=1)
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    client.submit("r1")
+    assert rejection(client.submit("r2")) is RejectReason.OVERLOADED
+    assert isinstance(client.submit("r3", attempt=1), Accepted)
 
 
 def test_aborts_reach_the_engine_cores_that_have_the_requests(
@@ -247,3 +284,24 @@ def test_counts_are_zero_when_idle_and_the_next_requests_are_spread(core: Core, 
     for number in range(39):
         client.submit(f"s{number}")
     assert counts(core) == [13, 13, 13]
+
+
+def test_what_waits_is_limited_until_reports_say_that_it_waits_no_longer() -> None:
+    limits = AdmissionLimits(max_requests=100, max_waiting_requests=2, max_queued_prefill_tokens=100)
+    core = Core(limits=limits)
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    client.hello()
+    assert isinstance(client.submit("r0", tokens=50), Accepted)
+    assert isinstance(client.submit("r1", tokens=50), Accepted)
+    refused = client.submit("r2")
+    assert isinstance(refused, Rejected) and refused.reason is RejectReason.OVERLOADED
+    engine.report(Load(running=2, queued_prefill_tokens=95, prompt_tokens_total=5), adds_received=2)
+    refused = client.submit("r2")  # two have left the queue, but their prompts are not computed
+    assert isinstance(refused, Rejected) and "prompt tokens" in refused.message
+    assert refused.retry_after_s == 2  # a tenth of 100 at 5 a second
+    engine.report(Load(running=2, queued_prefill_tokens=90, prompt_tokens_total=10), adds_received=2)
+    assert isinstance(client.submit("r2"), Accepted)
+    engine.report(Load(running=2, waiting=2), adds_received=3)
+    assert isinstance(client.submit("r3"), Rejected)
+    assert isinstance(client.submit("r1", attempt=1), Accepted)  # its caller was told yes

@@ -21,8 +21,10 @@ from protocol.messages import (
     GetCard,
     Heartbeat,
     LoadReport,
+    Message,
     Rejected,
     RejectReason,
+    RequestsLost,
 )
 
 
@@ -57,7 +59,8 @@ def test_requests_of_an_api_server_that_does_not_come_are_dropped(core: Core) ->
     engine.report()
     assert counts(core) == [1]
     commands = core.wait(1.0)
-    assert core.sent_to(engine.identity, commands) == [Clients([])]
+    (told,) = core.sent_to(engine.identity, commands)
+    assert isinstance(told, Clients) and told.clients == []
     assert counts(core) == [0]
 
 
@@ -167,6 +170,45 @@ def test_a_request_sent_again_to_the_next_coordinator_runs_once(core: Core) -> N
     client.hello(index=42)
     assert isinstance(client.submit("r1"), Accepted)
     assert not core.sent_to(engine.identity)
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_request_sent_again_before_its_engine_core_says_hello_runs_once(core: Core, attempt: int) -> None:
+    client, engine = FakeClient(core), FakeEngine(core)
+    client.hello(index=42)
+    assert client.submit("r1", attempt=attempt) is None
+    engine.hello((key("r1", 0), ClientIndex(42), 10))
+    answers = [m for m in core.sent_to(client.identity) if isinstance(m, Accepted)]
+    assert [answer.key for answer in answers] == [key("r1", attempt)]
+    core.wait(TIMEOUT_S - 0.5)
+    assert counts(core) == [1]
+
+
+@pytest.mark.parametrize("engine_first", [True, False])
+def test_what_the_last_coordinator_accepted_and_did_not_hand_on_is_told_as_lost(core: Core, engine_first: bool) -> None:
+    client, engine = FakeClient(core), FakeEngine(core)
+    run = EngineRun(EngineIndex(0), engine.incarnation)
+    listed = [(key(name), engine.incarnation) for name in ("r1", "r2")]
+    messages: list[Message] = []
+    for engine_speaks in (engine_first, not engine_first):
+        if engine_speaks:
+            engine.hello((key("r1"), ClientIndex(42), 10))
+        else:
+            client.hello(run, index=42, requests=listed)
+        messages += core.sent_to(client.identity)
+    assert [m for m in messages if isinstance(m, RequestsLost)] == [RequestsLost([key("r2")])]
+    assert not [m for m in messages if isinstance(m, EngineLost)]
+
+
+def test_a_hello_over_a_new_connection_to_the_same_coordinator_loses_nothing(core: Core) -> None:
+    """What has ended there and is not in the table any more may still be on its way to the API server."""
+    client, engine = FakeClient(core), FakeEngine(core)
+    engine.hello()
+    client.hello()
+    client.submit("r1")
+    engine.report(adds_received=1, finished=[key("r1")])
+    again = client.hello(EngineRun(EngineIndex(0), engine.incarnation), requests=[(key("r1"), engine.incarnation)])
+    assert [type(m) for m in again] == [ClientWelcome]
 
 
 def test_an_engine_core_that_died_together_with_the_coordinator_is_told_as_lost(core: Core) -> None:

@@ -9,7 +9,7 @@ from protocol.identifiers import ClientIndex, RequestId
 
 
 def routed(request_id: str, engine: bytes = b"e", client: int = 0, model: str = "m") -> Routed:
-    return Routed(key(request_id), ClientIndex(client), Identity(engine), model)
+    return Routed(key(request_id), ClientIndex(client), Identity(engine), model, len(request_id))
 
 
 def test_requests_are_found_by_id_engine_core_client_and_model() -> None:

@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deploy.supervised_process import ALIVE, CLEAN_AFTER_S, IllegalMove, ProcessState, Role, SupervisedProcess
-from deploy.supervisor_core import (
-    FAILURES_BEFORE_READY,
-    KILL_GRACE_S,
+from deploy.supervisor_core import FAILURES_BEFORE_READY, KILL_GRACE_S, Supervisor
+from deploy.supervisor_events import (
     AnnounceFailure,
+    AnnounceHung,
     AnnounceOverdue,
     AnnounceReady,
     AnnounceRestart,
     Command,
     Exited,
     Finish,
+    Hung,
     Kill,
     Ready,
     Start,
     StopRequested,
-    Supervisor,
     TellCoordinator,
     Terminate,
     TimePassed,
@@ -54,6 +54,25 @@ def serving(now_s: float = 0.0) -> Supervisor:
 
 def restarts(commands: list[Command]) -> list[float]:
     return [command.delay_s for command in commands if isinstance(command, AnnounceRestart)]
+
+
+def test_a_hung_process_is_killed_once_and_started_again() -> None:
+    core = serving()
+    assert core.handle(Hung("engine-0"), 10.0) == [AnnounceHung("engine-0"), Kill("engine-0")]
+    assert core.handle(Hung("engine-0"), 10.1) == [], "each snapshot says so, until its exit is seen"
+    core.check_invariants()
+    assert Start("engine-0") in core.handle(Exited("engine-0", -9), 10.2)
+    core.handle(Ready("engine-0"), 11.0)
+    assert Kill("engine-0") in core.handle(Hung("engine-0"), 20.0), "the next one can hang, too"
+
+
+def test_a_process_that_is_not_ready_or_is_being_ended_is_not_killed_for_silence() -> None:
+    core = started()
+    assert core.handle(Hung("engine-0"), 1.0) == []
+    core = serving()
+    core.handle(StopRequested(), 2.0)
+    core.handle(Exited("api-0", 0), 2.5)
+    assert core.handle(Hung("engine-0"), 3.0) == [], "its drain has a deadline"
 
 
 def test_ready_is_announced_once_when_all_are_ready() -> None:
@@ -269,6 +288,12 @@ class AnyOrder(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.alive)))
         self.alive.remove(name)
         self.carry_out(self.core.handle(Exited(name, code), self.now_s))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def some_process_hangs(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        self.carry_out(self.core.handle(Hung(name), self.now_s))
 
     @precondition(lambda self: self.alive)
     @rule()

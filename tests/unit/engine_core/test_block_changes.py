@@ -15,12 +15,10 @@ def test_reports_add_up_to_what_is_stored(moves: list[tuple[str, BlockHash]]) ->
     log, places, known = ChangeLog(), set(), set[BlockHash]()
     for where, name in moves:
         if where == "take":
-            changes = log.take()
-            if changes is not None:
-                assert not known & set(changes.stored), "told twice"
-                assert known >= set(changes.evicted), "never told"
-                known = (known | set(changes.stored)) - set(changes.evicted)
-            assert known == {name for _, name in places}
+            for name, is_stored in log.take().items():
+                assert (name in known) != is_stored, "told twice, or never"
+                (known.add if is_stored else known.remove)(name)
+            assert known == {each for _, each in places}
         elif (where, name) in places:
             places.remove((where, name))
             log.evicted(name)
@@ -34,12 +32,11 @@ def test_what_came_and_went_in_between_is_not_reported() -> None:
     log = ChangeLog()
     log.stored(NAMES[0])
     log.evicted(NAMES[0])
-    assert log.take() is None
+    assert log.take() == {}
 
 
 def test_a_parent_is_reported_before_its_child() -> None:
     log = ChangeLog()
     for name in reversed(NAMES):
         log.stored(name)
-    changes = log.take()
-    assert changes is not None and changes.stored == NAMES[::-1]
+    assert list(log.take().items()) == [(name, True) for name in reversed(NAMES)]

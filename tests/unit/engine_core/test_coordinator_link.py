@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from engine_core.coordinator_link import (
@@ -30,12 +31,14 @@ from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestI
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
+    BlocksChanged,
     Card,
     ClientAddress,
     Clients,
     EngineCoreRequest,
     EngineHello,
     EngineWelcome,
+    GetBlocks,
     Load,
     LoadReport,
     Message,
@@ -43,6 +46,7 @@ from protocol.messages import (
     Refused,
     RequestKey,
 )
+from protocol.prefix_hash import BlockHash, block_key
 from protocol.sampling import SamplingParams
 from protocol.sockets import ConnectionEvent
 
@@ -57,8 +61,9 @@ CLIENTS = Clients([ClientAddress(ClientIndex(0), "ipc:///a")])
 class Bench:
     """A link at a moment."""
 
-    def __init__(self) -> None:
-        self.link = CoordinatorLink(IDENTITY)
+    def __init__(self, stores_prefixes: bool = False) -> None:
+        identity = msgspec.structs.replace(IDENTITY, stores_prefixes=stores_prefixes)
+        self.link = CoordinatorLink(identity)
         self.now_s = 100.0
 
     def receive(self, message: Message, *buffers: bytes) -> list[LinkCommand]:
@@ -113,6 +118,27 @@ def key(name: str) -> RequestKey:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+def test_a_request_that_overtakes_the_welcome_of_its_connection_is_left_to_come_again(bench: Bench) -> None:
+    bench.join()
+    bench.connect()
+    assert bench.request("a") == []
+    assert bench.connect().requests == [], "it is not among those that we have"
+    bench.receive(welcome())
+    assert bench.request("a") != []
+
+
+def test_api_servers_as_an_older_connection_had_them_are_passed_over(bench: Bench) -> None:
+    bench.connect()
+    bench.receive(welcome())
+    first, second = Incarnation("c0"), Incarnation("c1")
+    assert bench.receive(Clients(CLIENTS.clients, 2, first)) != []
+    assert bench.receive(Clients([], 1, first)) == []
+    assert bench.receive(Clients([], 3, first)) != []
+    bench.receive(EngineWelcome(PROTOCOL_VERSION, second, EngineIndex(3)))
+    assert bench.receive(Clients(CLIENTS.clients, 1, second)) != [], "the next coordinator counts anew"
+    assert bench.receive(Clients([], 4, first)) == []
 
 
 def test_hello_is_said_on_each_connection_and_restates_everything(bench: Bench) -> None:
@@ -246,3 +272,59 @@ def test_hello_is_said_again_after_a_failed_send_but_not_in_a_hurry(bench: Bench
     assert isinstance(command.message, EngineHello)
     assert command.message.requests == [(key("a"), ClientIndex(0), 2)]
     assert command.message.load.running == 4
+
+
+# --- stored blocks ---
+
+ONE, TWO = (BlockHash(bytes([number]) * 32) for number in (1, 2))
+
+
+def blocks_told(commands: list[LinkCommand]) -> list[tuple[bool, bytes, bytes]]:
+    """Anew, stored and evicted keys of each message about blocks."""
+    sends = [command for command in commands if isinstance(command, Send)]
+    return [(s.message.anew, *map(bytes, s.buffers)) for s in sends if isinstance(s.message, BlocksChanged)]  # type: ignore[misc]
+
+
+def blocks_change(bench: Bench, changes: dict[BlockHash, bool], *ended: RequestKey) -> list[LinkCommand]:
+    return bench.link.handle(CoreStatus(Load(), list(ended), 0, 1, 0.0, changes), bench.now_s)
+
+
+def test_all_blocks_are_told_after_each_welcome_and_changes_from_then_on() -> None:
+    bench = Bench(stores_prefixes=True)
+    bench.connect()
+    assert blocks_told(blocks_change(bench, {ONE: True})) == [], "whom to tell is not known yet"
+    assert blocks_told(bench.receive(welcome())) == [(True, block_key(ONE), b"")]
+    assert blocks_told(blocks_change(bench, {TWO: True})) == [(False, block_key(TWO), b"")]
+    bench.link.handle(ConnectionEvent.DOWN, bench.now_s)
+    assert blocks_told(blocks_change(bench, {ONE: False})) == []
+    bench.connect()
+    assert blocks_told(bench.receive(welcome())) == [(True, block_key(TWO), b"")]
+
+
+def test_the_whole_is_told_when_the_coordinator_misses_something() -> None:
+    bench = Bench(stores_prefixes=True)
+    bench.join()
+    blocks_change(bench, {ONE: True})
+    assert blocks_told(bench.receive(GetBlocks())) == [(True, block_key(ONE), b"")]
+
+
+def test_what_a_request_has_stored_is_told_before_its_end() -> None:
+    bench = Bench(stores_prefixes=True)
+    bench.join()
+    bench.request("a")
+    kinds = [type(c.message) for c in blocks_change(bench, {ONE: True}, key("a")) if isinstance(c, Send)]
+    assert kinds == [BlocksChanged, LoadReport]
+
+
+def test_after_a_message_that_could_not_be_sent_nothing_is_told_until_the_next_welcome() -> None:
+    bench = Bench(stores_prefixes=True)
+    bench.join()
+    bench.link.handle(SendFailed(), bench.now_s)
+    assert blocks_told(blocks_change(bench, {ONE: True})) == []
+    bench.connect()
+    assert blocks_told(bench.receive(welcome())) == [(True, block_key(ONE), b"")]
+
+
+def test_who_stores_no_prefixes_tells_of_none(bench: Bench) -> None:
+    assert blocks_told(bench.join()) == []
+    assert blocks_told(bench.receive(GetBlocks())) == []

@@ -155,20 +155,20 @@ def test_a_drain_waits_for_running_requests_and_still_takes_a_late_one(core: Eng
     assert core.take_status().load.draining
     core.handle(arrived("late"), 1.1)
     for now_s in (2.0, 2.1, 2.2):
-        assert core.tick(now_s) == {}
+        assert core.tick(now_s, 0.0) == {}
         assert core.exit_code is None
         step(core, device, now_s)
-    core.tick(2.3)
+    core.tick(2.3, 0.0)
     assert core.exit_code == ExitCode.DRAINED
     assert core.take_status().ended == keys("a", "late")
 
 
 def test_an_idle_drain_stays_for_what_is_on_its_way(core: EngineCore) -> None:
     core.handle(DrainRequested(), 1.0)
-    core.tick(1.0)
+    core.tick(1.0, 0.0)
     assert core.exit_code is None
     assert core.idle_timeout_s(1.0) == pytest.approx(DRAIN_SETTLE_S)
-    core.tick(1.0 + DRAIN_SETTLE_S)
+    core.tick(1.0 + DRAIN_SETTLE_S, 0.0)
     assert core.exit_code == ExitCode.DRAINED
 
 
@@ -178,8 +178,8 @@ def test_what_is_left_at_the_drain_deadline_is_told_so(core: EngineCore, device:
     step(core, device)
     core.handle(DrainRequested(), 1.0)
     core.handle(DrainRequested(), 5.9)  # a second request does not move the deadline
-    assert core.tick(5.9) == {}
-    outputs = core.tick(6.0)
+    assert core.tick(5.9, 0.0) == {}
+    outputs = core.tick(6.0, 0.0)
     assert core.exit_code == ExitCode.DRAINED
     for client in (ClientIndex(0), ClientIndex(1)):
         [output] = outputs[client]

@@ -72,7 +72,7 @@ class Bench:
 
     def step(self) -> bool:
         """As the busy loop does; whether there was anything to do."""
-        self.core.tick(self.now_s)
+        self.core.tick(self.now_s, 0.0)
         plan = self.core.plan()
         self.unanswered += self.core.take_reads(self.now_s)
         if plan is not None:
@@ -204,7 +204,7 @@ def test_a_disk_that_hangs_is_waited_for_until_the_time_is_up() -> None:
     assert bench.core.plan() is None
     assert bench.core.idle_timeout_s(bench.now_s) == READ_TIMEOUT_S
     bench.now_s = READ_TIMEOUT_S
-    bench.core.tick(bench.now_s)
+    bench.core.tick(bench.now_s, 0.0)
     for _ in range(20):
         bench.step()
     assert bench.cached_tokens(key) == 0
@@ -321,11 +321,11 @@ def test_changes_name_blocks_in_ram_and_on_the_ssd_once() -> None:
     prefixes = bench.core._scheduler._prefixes
     changes = prefixes.take_changes()
     chain = prefix_chain(prefix_root("m", "", ""), tokens(600))
-    assert changes is not None and changes.stored == chain[1:]
+    assert changes == dict.fromkeys(chain[1:], True)
     for number in range(1, 8):
         bench.serve(tokens(600, first=number))
     changes = prefixes.take_changes()
-    assert changes is not None and not set(changes.evicted) & set(chain), "still on the SSD"
+    assert changes and not changes.keys() & set(chain), "still on the SSD"
     bench.core.handle(SsdReport([], chain[1:], 0, 0, 0, 0), 0.0)
     changes = prefixes.take_changes()
-    assert changes is not None and set(changes.evicted) <= set(chain[1:])
+    assert changes and changes.keys() <= set(chain[1:]) and not any(changes.values())

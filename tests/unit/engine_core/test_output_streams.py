@@ -1,5 +1,7 @@
 """Outputs on their way to API servers: numbered, bounded, without a wait."""
 
+import math
+
 import pytest
 import zmq
 
@@ -32,6 +34,7 @@ class FakePush:
 
 class Bench:
     def __init__(self) -> None:
+        self.now_s = 100.0
         self.opened: list[FakePush] = []
         self.streams = OutputStreams(Incarnation("i"), self._open)
         self.streams.joined(EngineIndex(4))
@@ -45,9 +48,18 @@ class Bench:
 
     def send(self, *clients: ClientIndex) -> list[ClientIndex]:
         output = EngineCoreOutput(RequestId("r"), 0, 0, [5])
-        stuck = self.streams.send({client: [output] for client in clients}, 12.5)
+        stuck = self.streams.send({client: [output] for client in clients}, 12.5, self.now_s)
         self.streams.check_invariants()
         return stuck
+
+    def send_due_tails(self) -> list[float]:
+        """Lets time pass until nothing is due any more; returns when something was."""
+        times: list[float] = []
+        while self.streams.next_tail_s < math.inf:
+            self.now_s = self.streams.next_tail_s
+            times.append(self.now_s)
+            self.streams.send_tails(12.5, self.now_s)
+        return times
 
 
 @pytest.fixture
@@ -64,6 +76,34 @@ def test_each_client_gets_its_own_numbered_messages(bench: Bench) -> None:
     assert one.sent[0] == EngineCoreOutputs(
         EngineIndex(4), Incarnation("i"), 0, 12.5, [EngineCoreOutput(RequestId("r"), 0, 0, [5])], ONE
     )
+
+
+def test_a_stream_that_falls_silent_shows_where_it_ends_a_few_times(bench: Bench) -> None:
+    assert bench.streams.next_tail_s == math.inf
+    bench.send(ONE)
+    assert bench.send_due_tails() == [101.0, 103.0, 107.0]
+    (one,) = bench.opened
+    assert [(message.sequence, message.outputs) for message in one.sent[1:]] == [(1, []), (2, []), (3, [])]
+
+
+def test_outputs_put_the_tail_off(bench: Bench) -> None:
+    bench.send(ONE, TWO)
+    bench.now_s += 0.9
+    bench.send(ONE)
+    bench.now_s = 101.0
+    assert bench.streams.send_tails(12.5, bench.now_s) == []
+    one, two = bench.opened
+    assert [len(message.outputs) for message in one.sent] == [1, 1]
+    assert [len(message.outputs) for message in two.sent] == [1, 0]
+    assert bench.streams.next_tail_s == pytest.approx(101.9)
+
+
+def test_after_outputs_that_were_not_taken_the_tail_shows_the_gap(bench: Bench) -> None:
+    bench.send(ONE)
+    bench.opened[0].is_full = True
+    assert bench.send(ONE) == [ONE]
+    bench.send_due_tails()
+    assert [message.sequence for message in bench.opened[1].sent] == [2, 3, 4]
 
 
 def test_outputs_for_an_unknown_client_are_dropped(bench: Bench) -> None:

@@ -180,10 +180,7 @@ def test_a_part_that_many_share_protects_none_of_their_blocks() -> None:
 
 def test_changes_are_what_was_stored_and_what_went() -> None:
     cache, sequence = cache_with(4), running(4)
-    changes = cache.take_changes()
-    assert changes is not None and (changes.stored, changes.evicted) == (sequence.chain[1:], [])
+    assert list(cache.take_changes().items()) == [(block_hash, True) for block_hash in sequence.chain[1:]]
     cache.take_orders(CAPACITY)
-    changes = cache.take_changes()
-    assert changes is not None and changes.stored == []
-    assert set(changes.evicted) == set(sequence.chain[1:])
-    assert cache.take_changes() is None
+    assert cache.take_changes() == dict.fromkeys(sequence.chain[1:], False)
+    assert cache.take_changes() == {}

@@ -154,6 +154,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = PrefixIndex(8)
         self.present: dict[BlockHash, BlockId] = {}
         self.pinned: list[list[BlockHash]] = []
+        """What somebody knows who only follows the changes."""
 
     @rule(hashes=CHAINS)
     def store(self, hashes: list[BlockHash]) -> None:

@@ -406,7 +406,7 @@ def test_the_load_says_what_is_still_to_be_prefilled_and_what_was_done() -> None
     bench.run()
     load = bench.scheduler.load()
     assert (load.prompt_tokens_total, load.generation_tokens_total) == (52, 6)
-    assert load.finished_total == {"stop": 0, "length": 2, "abort": 0, "error": 0}
+    assert load.finished_total == {"stop": 0, "length": 2, "abort": 0, "error": 0, "timeout": 0}
     assert (load.running, load.waiting, load.queued_prefill_tokens, load.kv_used_tokens) == (0, 0, 0, 0)
 
 

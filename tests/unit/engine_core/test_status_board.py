@@ -6,7 +6,9 @@ from engine_core.events import CoreStatus
 from engine_core.status_board import StatusBoard
 from protocol.identifiers import RequestId
 from protocol.messages import Load, RequestKey
+from protocol.prefix_hash import BlockHash
 
+ONE, TWO, THREE = (BlockHash(bytes([number]) * 32) for number in (1, 2, 3))
 A, B = RequestKey(RequestId("a")), RequestKey(RequestId("b"))
 
 
@@ -59,3 +61,17 @@ def test_its_end_is_rung_too() -> None:
     board.close()
     assert board.is_closed
     assert bell.rings == 1
+
+
+def test_changes_of_blocks_are_kept_until_they_are_taken_and_the_last_counts() -> None:
+    bell = Bell()
+    board = StatusBoard(bell)
+    board.publish(status())
+    rings = bell.rings
+    for changes in ({ONE: True, TWO: True}, {ONE: False, THREE: True}):
+        board.publish(msgspec.structs.replace(status(), blocks=changes))
+    taken = board.take()
+    assert taken is not None
+    assert taken.blocks == {ONE: False, TWO: True, THREE: True}
+    assert board.take() == status()
+    assert bell.rings == rings, "they can wait for whatever comes next"

@@ -5,8 +5,10 @@ from protocol.logprobs import PackedLogprobs
 from protocol.messages import (
     Abort,
     Accepted,
+    BlocksChanged,
     Card,
     CardUnknown,
+    Cleared,
     ClientAddress,
     ClientHello,
     Clients,
@@ -22,18 +24,25 @@ from protocol.messages import (
     EngineUpdate,
     EngineWelcome,
     FinishReason,
+    GetBlocks,
     GetCard,
     Heartbeat,
     Load,
     LoadReport,
+    MemberProcess,
     Message,
     ModelInfo,
     ProcessExited,
     Refused,
     Rejected,
     RejectReason,
+    RequestEnded,
     RequestKey,
+    RequestsLost,
+    RouteReason,
     SsdLoad,
+    TenantState,
+    TokenAllowance,
 )
 from protocol.sampling import SamplingParams
 
@@ -64,60 +73,69 @@ LOGPROBS = PackedLogprobs(1, b"abcd", b"efgh", b"ijkl", b"mnop")
 OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e", LOGPROBS)
 
 SAMPLES: list[Message] = [
-    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)]),
-    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0),
+    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)]),
+    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0, 3, "t"),
     Abort([KEY]),
+    Cleared([KEY]),
     GetCard("h"),
     Heartbeat(),
     ProcessExited("n", 1),
+    RequestEnded(RequestId("r"), 3),
     ClientWelcome(1, RUN, ClientIndex(2)),
-    Accepted(KEY, EngineIndex(1), RUN),
-    Rejected(KEY, RejectReason.OVERLOADED, "m", 0.5),
+    Accepted(KEY, EngineIndex(1), RUN, 64, RouteReason.AFFINITY),
+    Rejected(KEY, RejectReason.OVERLOADED, "m", 0.5, TokenAllowance(4, 5, 0.25)),
     EngineLost(EngineIndex(1), RUN, "r"),
     Card("h"),
     CardUnknown("h"),
     Refused("r"),
+    RequestsLost([KEY]),
     EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5), [ClientIndex(6)]),
     LoadReport(LOAD, 1, [KEY]),
+    BlocksChanged(1, True),
     EngineWelcome(1, RUN, EngineIndex(2), True),
-    Clients([ClientAddress(ClientIndex(1), "a")]),
+    Clients([ClientAddress(ClientIndex(1), "a")], 2, RUN),
+    GetBlocks(),
     EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT], ClientIndex(3)),
-    ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}),
+    ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}, [MemberProcess("n", 4)], [TenantState("t", 4, 5, 6)]),
     EngineUpdate(1, STATE),
 ]
 
 GOLDEN: dict[type[Message], str] = {
-    ClientHello: "019701a16ea169a1610203919204a169",
+    ClientHello: "019801a16ea169a1610203919204a169919292a17202a169",
     EngineCoreRequest: (
-        "029da1720102a16d03dc00100102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff800000000"
-        "0000cb3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000079108919109cb3fe00000000000"
-        "0004a17302cb3ff8000000000000a16b00"
+        "029fa1720102a16d03dc00100102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff80000000000"
+        "00cb3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000079108919109cb3fe000000000000004"
+        "a17302cb3ff8000000000000a16b0003a174"
     ),
     Abort: "03919192a17202",
+    Cleared: "07919192a17202",
     GetCard: "0491a168",
     Heartbeat: "0590",
     ProcessExited: "0692a16e01",
+    RequestEnded: "0892a17203",
     ClientWelcome: "109301a16902",
-    Accepted: "119392a1720201a169",
-    Rejected: "129492a1720203a16dcb3fe0000000000000",
+    Accepted: "119592a1720201a1694002",
+    Rejected: "129592a1720203a16dcb3fe0000000000000930405cb3fd0000000000000",
     EngineLost: "139301a169a172",
     Card: "1491a168",
     CardUnknown: "1591a168",
     Refused: "1691a172",
+    RequestsLost: "17919192a17202",
     EngineHello: (
         "209901a16ea1690294a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f"
         "101112919392a172020304059106"
     ),
-    LoadReport: "2193dc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f101112019192a17202",
+    LoadReport: ("2193dc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f101112019192a17202"),
+    BlocksChanged: "229201c3",
     EngineWelcome: "309401a16902c3",
-    Clients: "3191919201a161",
+    Clients: "3193919201a16102a169",
+    GetBlocks: "3290",
     EngineCoreOutputs: (
         "409601a16902cb3fe00000000000009199a17201029103020405a1659501c40461626364c40465666768c404696a6b6cc4046d6e6f7003"
     ),
     ClusterSnapshot: (
-        "509601a169919601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c"
-        "0d950e0f1011120291a1"
-        "6e0281aa6f7665726c6f6164656403"
+        "509801a169919601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c"
+        "0d950e0f1011120291a16e0281aa6f7665726c6f61646564039192a16e049194a174040506"
     ),
     EngineUpdate: (
         "5192019601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f10111202"

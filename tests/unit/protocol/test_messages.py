@@ -11,7 +11,7 @@ from message_samples import GOLDEN, SAMPLES
 from protocol import codec, messages
 from protocol.codec import encode
 from protocol.errors import ProtocolError
-from protocol.messages import TYPE_NUMBERS, FinishReason, Message, RejectReason
+from protocol.messages import TYPE_NUMBERS, FinishReason, Message, RejectReason, RouteReason
 from protocol.sampling import SamplingParams
 
 DOORS = (
@@ -98,13 +98,23 @@ def test_type_numbers_are_not_shared() -> None:
 
 
 def test_enum_values_never_change() -> None:
-    assert {each.name: each.value for each in FinishReason} == {"STOP": 1, "LENGTH": 2, "ABORT": 3, "ERROR": 4}
+    assert {each.name: each.value for each in FinishReason} == {
+        "STOP": 1,
+        "LENGTH": 2,
+        "ABORT": 3,
+        "ERROR": 4,
+        "TIMEOUT": 5,
+    }
     assert {each.name: each.value for each in RejectReason} == {
         "NO_ENGINE": 1,
         "UNKNOWN_MODEL": 2,
         "OVERLOADED": 3,
         "DUPLICATE": 4,
+        "RATE_LIMITED": 5,
+        "TIMED_OUT": 6,
+        "NO_SUCH_ENGINE": 7,
     }
+    assert {each.name: each.value for each in RouteReason} == {"LOAD": 1, "AFFINITY": 2, "HINT": 3, "RESUME": 4}
 
 
 def test_each_message_has_a_door_that_takes_it() -> None:

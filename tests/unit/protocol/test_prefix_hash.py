@@ -6,7 +6,16 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.prefix_hash import BLOCK_TOKENS, prefix_chain, prefix_root
+from protocol.codec import pack_token_ids
+from protocol.prefix_hash import (
+    BLOCK_TOKENS,
+    block_key,
+    is_fit_for,
+    packed_block_keys,
+    prefix_chain,
+    prefix_root,
+    unpack_block_keys,
+)
 
 ROOT = prefix_root("card", "", "")
 GOLDEN = "aa99d8843c8da2f38e4a46f0b15d26c4f681c00f0df78c945f752181b6dc4d9f"
@@ -39,3 +48,21 @@ def test_no_two_seeds_collide() -> None:
 
 def test_names_do_not_change_between_releases() -> None:
     assert prefix_chain(prefix_root("c", "a", "s"), range(64))[1].hex() == GOLDEN
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=200))
+def test_the_keys_of_a_packed_prompt_are_the_beginnings_of_its_hashes(tokens: list[int]) -> None:
+    keys = unpack_block_keys(packed_block_keys(ROOT, pack_token_ids(tokens)))
+    assert keys == [block_key(block_hash) for block_hash in prefix_chain(ROOT, tokens)[1:]]
+    assert is_fit_for(b"".join(keys), len(tokens))
+
+
+def test_another_salt_gives_other_keys() -> None:
+    prompt = pack_token_ids(range(640))
+    salted = {packed_block_keys(prefix_root("card", "", salt), prompt) for salt in ("", "a", "b")}
+    assert len(salted) == 3
+
+
+def test_keys_may_be_fewer_than_the_blocks_of_a_prompt_but_neither_more_nor_in_parts() -> None:
+    assert all(is_fit_for(b"x" * length, 128) for length in (0, 16, 32))
+    assert not any(is_fit_for(b"x" * length, 128) for length in (15, 17, 48))

@@ -1,0 +1,111 @@
+"""The coordinator or an API server dies or freezes while streams run."""
+
+import threading
+import time
+
+import httpx
+import pytest
+from chaos_cluster import SIM, STEP_S, assert_back_and_idle, member, resumed
+from chaos_streams import Stream, assert_undisturbed, run_streams
+from shoal_process import running_shoal
+
+pytestmark = pytest.mark.cluster
+
+STREAMS = 32
+
+
+def test_kill_9_of_the_coordinator_pauses_no_stream_and_new_requests_wait_for_it(undisturbed: list[Stream]) -> None:
+    expected = undisturbed[:STREAMS]
+    answers: list[httpx.Response] = []
+
+    def strike() -> None:
+        member(shoal, "coordinator").kill()
+        for _ in range(8):  # at once, while there is none
+            body = {"model": "sim", "prompt": "new", "max_tokens": 5}
+            answers.append(httpx.post(f"{shoal.url}/v1/completions", json=body, timeout=30))
+
+    with running_shoal(SIM) as shoal:
+        streams = run_streams(shoal, [stream.body for stream in expected], strike, 1.0)
+        assert_undisturbed(streams, expected)
+        assert [answer.status_code for answer in answers] == [200] * 8
+        assert resumed(shoal) == 0, "streams did notice"
+        assert max(stream.longest_gap_s for stream in streams) < 20 * STEP_S, (
+            "a busy machine may be late, not a restart"
+        )
+        assert_back_and_idle(shoal, engines=2)
+
+
+def test_coordinator_and_engine_core_killed_together_are_not_noticed(undisturbed: list[Stream]) -> None:
+    expected = undisturbed[:STREAMS]
+
+    def strike() -> None:
+        victims = [member(shoal, "coordinator"), member(shoal, "engine-core", "engine-1")]
+        for victim in victims:
+            victim.kill()
+
+    with running_shoal(SIM) as shoal:
+        streams = run_streams(shoal, [stream.body for stream in expected], strike, 1.0)
+        assert_undisturbed(streams, expected)
+        assert resumed(shoal) >= STREAMS // 2
+        assert_back_and_idle(shoal, engines=2)
+
+
+def test_while_the_coordinator_is_frozen_streams_go_on_and_new_requests_wait(undisturbed: list[Stream]) -> None:
+    expected = undisturbed[:8]
+    answers: list[httpx.Response] = []
+
+    def strike() -> None:
+        coordinator = member(shoal, "coordinator")
+        coordinator.suspend()
+        threading.Timer(4.0, coordinator.resume).start()
+        body = {"model": "sim", "prompt": "new", "max_tokens": 5}
+        answers.append(httpx.post(f"{shoal.url}/v1/completions", json=body, timeout=30))
+
+    with running_shoal(SIM) as shoal:
+        streams = run_streams(shoal, [stream.body for stream in expected], strike, 0.5)
+        assert_undisturbed(streams, expected)
+        assert [answer.status_code for answer in answers] == [200]
+        assert resumed(shoal) == 0
+        assert_back_and_idle(shoal, engines=2)
+
+
+def test_a_killed_api_server_leaves_nothing_in_the_engine_cores(undisturbed: list[Stream]) -> None:
+    freed_after_s: list[float] = []
+
+    def strike() -> None:
+        victim = member(shoal, "api-server", "api-0")
+        running = shoal.metric("shoal:num_requests_running")
+        assert running > 32
+        victim.kill()
+        died_s = time.monotonic()
+        shoal.wait_for(lambda: shoal.log.count("connected to coordinator") == 3, 10, "it does not come back")
+        shoal.wait_for(lambda: shoal.metric("shoal:num_requests_running") < running, 1, "its requests run on")
+        freed_after_s.append(time.monotonic() - died_s)
+
+    with running_shoal(SIM) as shoal:
+        streams = run_streams(shoal, [stream.body for stream in undisturbed], strike, 0.5)
+        whole = [stream for stream in streams if stream.error is None]
+        assert 0 < len(whole) < len(streams), "both API servers had streams"
+        same = {stream.body["prompt"]: stream for stream in undisturbed}
+        assert_undisturbed(whole, [same[stream.body["prompt"]] for stream in whole])
+        (exit_line,) = [line for line in shoal.log.splitlines() if "lost: its process has exited" in line]
+        assert "API server api-0" in exit_line, "by the supervisor's word, not by a missing heartbeat"
+        assert_back_and_idle(shoal, engines=2)
+
+
+def test_the_streams_of_an_api_server_that_was_frozen_go_on_where_they_were(undisturbed: list[Stream]) -> None:
+    expected = undisturbed[:8]
+
+    def strike() -> None:
+        api_server = member(shoal, "api-server")
+        api_server.suspend()
+        try:
+            shoal.wait_for(lambda: "lost: not heard from" in shoal.log, 10, "the API server is not given up")
+        finally:
+            api_server.resume()
+
+    with running_shoal(SIM, "--api-servers", "1") as shoal:
+        streams = run_streams(shoal, [stream.body for stream in expected], strike, 0.5)
+        assert_undisturbed(streams, expected)
+        assert resumed(shoal, cause="request_lost") > 0
+        assert_back_and_idle(shoal, engines=2)
