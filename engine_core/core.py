@@ -18,6 +18,8 @@ from engine_core.events import (
     CoreEvent,
     CoreStatus,
     DrainRequested,
+    GrammarCompiled,
+    GrammarDenied,
     RequestArrived,
     RequestInvalid,
     RequestsAborted,
@@ -80,6 +82,10 @@ class EngineCore:
             case RequestInvalid(request, error):
                 self._adds_handled += 1
                 return self._scheduler.refuse(request, error)
+            case GrammarCompiled(key, grammar):
+                self._scheduler.grammar_compiled(key, grammar)
+            case GrammarDenied(key, error):
+                return self._scheduler.grammar_denied(key, error)
             case RequestsAborted(keys):
                 self._scheduler.abort(keys)
             case ClientsChanged(addresses):

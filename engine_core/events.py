@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine_core.grammar import Grammar
 from engine_core.block_changes import BlockChanges
+from engine_core.grammar import Grammar
 from engine_core.ssd_tier import BlocksRead, SsdReport
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import EngineCoreRequest, Load, RequestKey
@@ -27,8 +27,6 @@ class RequestInvalid(msgspec.Struct, frozen=True):
 
     request: EngineCoreRequest
     error: str
-    field: str = ""
-    """Of the caller's request, where that is to blame."""
 
 
 class GrammarCompiled(msgspec.Struct, frozen=True):

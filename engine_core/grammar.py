@@ -1,4 +1,4 @@
-"""What the engine core asks of a compiled grammar: xgrammar's (engine_core.xgrammar_backend), or a fake of the tests."""
+"""What the engine core asks of a compiled grammar: xgrammar's (engine_core.xgrammar_backend), or the tests' fakes."""
 
 from typing import Protocol
 

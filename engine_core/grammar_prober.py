@@ -17,7 +17,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from engine_core.grammar import Grammar, GrammarRefused, Matcher
+from engine_core.grammar import Bitmask, Grammar, GrammarRefused, Matcher
 from engine_core.xgrammar_backend import XgrammarBackend
 from protocol.card import ModelCard
 from protocol.grammar import GrammarSpec
@@ -91,7 +91,7 @@ def _walk(grammar: Grammar, choice: random.Random, vocab_size: int) -> None:
             return
 
 
-def _next_token(matcher: Matcher, bitmask: np.ndarray[tuple[int, int], np.dtype[np.int32]], choice: random.Random) -> int | None:
+def _next_token(matcher: Matcher, bitmask: Bitmask, choice: random.Random) -> int | None:
     matcher.fill(bitmask, 0)
     allowed = np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little"))
     if not len(allowed):

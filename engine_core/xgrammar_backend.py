@@ -96,7 +96,11 @@ class XgrammarBackend:
         }
         try:
             compiled = compilations[spec.kind](spec.text)
-        except (RuntimeError, ValueError, TypeError) as error:  # what its native code raises; pydantic's are ValueErrors
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+        ) as error:  # what its native code raises, and pydantic
             raise GrammarRefused(_reason(error)) from error
         return XgrammarGrammar(self._library, compiled, not self._card.eos_token_ids)
 

@@ -214,6 +214,8 @@ class EngineCoreRequest(Message, frozen=True):
     """Engine cores that died in a row while they had this request, with no new token of it between."""
     tenant: str = ""
     """Whose limits it counts for: a digest of the caller's API key (protocol.tenants), empty without one."""
+    grammar: GrammarSpec | None = None
+    """What the output has to look like; None for any output."""
 
     @property
     def key(self) -> RequestKey:
@@ -449,6 +451,8 @@ class EngineCoreOutput(Message, frozen=True):
     error: str | None = None
     logprobs: PackedLogprobs | None = None
     """Of the new tokens, when the request asked for them (protocol.logprobs)."""
+    error_field: str = ""
+    """Path of the field of the caller's request that is to blame for the error; empty when none is."""
 
     @property
     def key(self) -> RequestKey:

@@ -1,5 +1,6 @@
 """One fully filled-in example of each message, and its bytes as they were when the message was defined."""
 
+from protocol.grammar import GrammarKind, GrammarSpec
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.logprobs import PackedLogprobs
 from protocol.messages import (
@@ -69,12 +70,15 @@ SAMPLING = SamplingParams(
     allowed_token_ids=(8,),
     bad_words_token_ids=((9,),),
 )
+GRAMMAR = GrammarSpec(GrammarKind.REGEX, "g", "f", (1,))
 LOGPROBS = PackedLogprobs(1, b"abcd", b"efgh", b"ijkl", b"mnop")
-OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e", LOGPROBS)
+OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e", LOGPROBS, "f")
 
 SAMPLES: list[Message] = [
     ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)]),
-    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0, 3, "t"),
+    EngineCoreRequest(
+        RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0, 3, "t", GRAMMAR
+    ),
     Abort([KEY]),
     Cleared([KEY]),
     GetCard("h"),
@@ -103,9 +107,9 @@ SAMPLES: list[Message] = [
 GOLDEN: dict[type[Message], str] = {
     ClientHello: "019801a16ea169a1610203919204a169919292a17202a169",
     EngineCoreRequest: (
-        "029fa1720102a16d03dc00100102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff80000000000"
+        "02dc0010a1720102a16d03dc00100102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff80000000000"
         "00cb3ff4000000000000cb3ffc000000000000049105c38106cb3fe0000000000000079108919109cb3fe000000000000004"
-        "a17302cb3ff8000000000000a16b0003a174"
+        "a17302cb3ff8000000000000a16b0003a1749402a167a1669101"
     ),
     Abort: "03919192a17202",
     Cleared: "07919192a17202",
@@ -131,7 +135,8 @@ GOLDEN: dict[type[Message], str] = {
     Clients: "3193919201a16102a169",
     GetBlocks: "3290",
     EngineCoreOutputs: (
-        "409601a16902cb3fe00000000000009199a17201029103020405a1659501c40461626364c40465666768c404696a6b6cc4046d6e6f7003"
+        "409601a16902cb3fe0000000000000919aa17201029103020405a1659501c40461626364c40465666768c404696a6b6cc4046d6e6f70"
+        "a16603"
     ),
     ClusterSnapshot: (
         "509801a169919601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c"
