@@ -269,7 +269,8 @@ class ClientCore:
             return [Deliver(request_id, token_ids, output.finish_reason, output.stop_reason, cached)]
         if output.finish_reason is FinishReason.ABORT:
             return [Deliver(request_id, token_ids, FinishReason.LENGTH, cached_tokens=cached)]
-        failure = Fail(request_id, output.error or "the engine core ended the request", retryable=False)
+        text = output.error or "the engine core ended the request"
+        failure = Fail(request_id, text, retryable=False, field=output.error_field)
         return [Deliver(request_id, token_ids, cached_tokens=cached), failure] if token_ids else [failure]
 
     # --- ends -------------------------------------------------------------------------------------------------

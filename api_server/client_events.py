@@ -8,6 +8,7 @@ import enum
 import msgspec
 
 from api_server.placement import Placement
+from protocol.grammar import GrammarSpec
 from protocol.identifiers import EngineIndex, RequestId
 from protocol.messages import (
     Abort,
@@ -46,6 +47,7 @@ class Submit(msgspec.Struct, frozen=True):
     """Wall clock; 0 for none."""
     tenant: str = ""
     placement: Placement = Placement()
+    grammar: GrammarSpec | None = None
 
 
 class Abandon(msgspec.Struct, frozen=True):
@@ -179,6 +181,8 @@ class Fail(msgspec.Struct, frozen=True):
     message: str
     retryable: bool
     """Whether the same request may succeed when it is sent again."""
+    field: str = ""
+    """Path of the field of the caller's request that is to blame, if one is."""
 
 
 class Forget(msgspec.Struct, frozen=True):

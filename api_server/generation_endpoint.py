@@ -93,8 +93,10 @@ class GenerationEndpoint:
         """Streams all but the last events, which come back; the choices are over by then."""
         async with Choices(self._backend, planned.plan) as choices:
             await choices.submit()
+            # Whether a grammar can be used is known with the first token: until then an error is a status code.
+            first = [] if planned.plan.output_grammar is None else await choices.next()
             await stream.start()
-            events = planned.format.opening()
+            events = planned.format.opening() + b"".join([planned.format.delta(delta) for delta in first])
             while choices.running:
                 await stream.write(events)
                 events = b"".join([planned.format.delta(delta) for delta in await choices.next()])

@@ -1,5 +1,7 @@
 """Compiles grammars with xgrammar, for the vocabulary of one model."""
 
+import enum
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +24,32 @@ class _Model(msgspec.Struct, frozen=True):
     """By token (BPE, WordPiece, WordLevel), or in the order of ids with scores (Unigram)."""
 
 
-class _TokenizerFile(msgspec.Struct, frozen=True):
+class Alphabet(enum.Enum):
+    """Which tokens may come at all. Those that may not have no text."""
+
+    ALL = enum.auto()
+    """For structural tags, which may name special tokens."""
+    TEXT = enum.auto()
+    """No special tokens: they must not come inside of a text."""
+    ONE_LINE = enum.auto()
+    """No control characters either. JSON on one line has none; xgrammar would let them come in a string with a
+    minLength or maxLength."""
+
+
+_ALPHABETS = {
+    GrammarKind.JSON_SCHEMA: Alphabet.ONE_LINE,
+    GrammarKind.REGEX: Alphabet.TEXT,
+    GrammarKind.EBNF: Alphabet.TEXT,
+    GrammarKind.STRUCTURAL_TAG: Alphabet.ALL,
+}
+_CONTROL = {
+    "BYTE_LEVEL": re.compile("[\\x00-\\x1f\u0100-\u011f]"),  # GPT-2's byte alphabet: bytes 0 to 31
+    "BYTE_FALLBACK": re.compile("[\\x00-\\x1f]|^<0x[01][0-9A-F]>$"),
+    "RAW": re.compile("[\\x00-\\x1f]"),
+}
+
+
+class TokenizerFile(msgspec.Struct, frozen=True):
     """What of tokenizer.json says which text a token stands for."""
 
     model: _Model
@@ -77,15 +104,15 @@ class XgrammarBackend:
         """Takes half a second for a vocabulary of 49,152. Raises GrammarsMissing."""
         self._library = load_xgrammar()
         self._card = card
-        self._file = msgspec.json.decode(card.tokenizer_json, type=_TokenizerFile)
-        self._compilers: dict[bool, Any] = {}
+        self._file = msgspec.json.decode(card.tokenizer_json, type=TokenizerFile)
+        self._compilers: dict[Alphabet, Any] = {}
 
     def compile(self, spec: GrammarSpec) -> XgrammarGrammar:
         """The GIL is released meanwhile. Raises GrammarRefused for a text that xgrammar does not take.
 
         What it takes of time and memory is bounded by nothing here: see engine_core.grammar_probe.
         """
-        compiler = self._compiler(with_special_tokens=spec.kind is GrammarKind.STRUCTURAL_TAG)
+        compiler = self._compiler(_ALPHABETS[spec.kind])
         compilations: dict[GrammarKind, Callable[[str], Any]] = {
             GrammarKind.JSON_SCHEMA: lambda text: compiler.compile_json_schema(
                 text, any_whitespace=False, strict_mode=False
@@ -104,28 +131,21 @@ class XgrammarBackend:
             raise GrammarRefused(_reason(error)) from error
         return XgrammarGrammar(self._library, compiled, not self._card.eos_token_ids)
 
-    def _compiler(self, with_special_tokens: bool) -> Any:
-        """Special tokens have no text, so that none comes inside of a text, except where a tag may name them."""
-        if with_special_tokens not in self._compilers:
-            self._compilers[with_special_tokens] = self._library.GrammarCompiler(
-                self._tokenizer_info(with_special_tokens), max_threads=1, cache_enabled=False
+    def _compiler(self, alphabet: Alphabet) -> Any:
+        if alphabet not in self._compilers:
+            info = self._library.TokenizerInfo(
+                token_texts(self._file, self._card.vocab_size, alphabet),
+                vocab_type=self._library.VocabType[vocabulary_type(self._file)],
+                vocab_size=self._card.vocab_size,
+                stop_token_ids=list(self._card.eos_token_ids),
+                add_prefix_space=False,
             )
-        return self._compilers[with_special_tokens]
-
-    def _tokenizer_info(self, with_special_tokens: bool) -> Any:
-        vocabulary = token_texts(self._file, self._card.vocab_size, with_special_tokens)
-        vocab_type = self._library.VocabType[vocabulary_type(self._file)]
-        return self._library.TokenizerInfo(
-            vocabulary,
-            vocab_type=vocab_type,
-            vocab_size=self._card.vocab_size,
-            stop_token_ids=list(self._card.eos_token_ids),
-            add_prefix_space=False,
-        )
+            self._compilers[alphabet] = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        return self._compilers[alphabet]
 
 
-def token_texts(file: _TokenizerFile, vocab_size: int, with_special_tokens: bool) -> list[str]:
-    """By token id, as the tokenizer's model writes them; empty for ids without a token, or of special ones."""
+def token_texts(file: TokenizerFile, vocab_size: int, alphabet: Alphabet) -> list[str]:
+    """By token id, as the tokenizer's model writes them; empty for ids without a token, or that may not come."""
     texts = [""] * vocab_size
     vocab = file.model.vocab
     pairs = vocab.items() if isinstance(vocab, dict) else ((token, id_) for id_, (token, _) in enumerate(vocab))
@@ -134,16 +154,21 @@ def token_texts(file: _TokenizerFile, vocab_size: int, with_special_tokens: bool
             texts[token_id] = token
     for added in file.added_tokens:
         if added.id < vocab_size:
-            texts[added.id] = "" if added.special and not with_special_tokens else added.content
+            texts[added.id] = "" if added.special and alphabet is not Alphabet.ALL else added.content
+    if alphabet is Alphabet.ONE_LINE:
+        control = _CONTROL[vocabulary_type(file)]
+        texts = ["" if control.search(text) else text for text in texts]
     return texts
 
 
-def vocabulary_type(file: _TokenizerFile) -> str:
+def vocabulary_type(file: TokenizerFile) -> str:
     """How tokens stand for bytes: the name of one of xgrammar's VocabType."""
     parts = bytes(file.decoder) + bytes(file.pre_tokenizer)
     if b'"ByteLevel"' in parts:
         return "BYTE_LEVEL"
-    return "BYTE_FALLBACK" if b'"ByteFallback"' in bytes(file.decoder) else "RAW"
+    decoder = bytes(file.decoder)
+    is_sentence_piece = b'"ByteFallback"' in decoder or b'"Metaspace"' in decoder
+    return "BYTE_FALLBACK" if is_sentence_piece else "RAW"
 
 
 def _reason(error: Exception) -> str:

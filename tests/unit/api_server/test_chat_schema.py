@@ -119,8 +119,6 @@ def test_the_newer_name_of_the_limit_wins() -> None:
         ("top_logprobs", 2_000_000_000),
         ("top_logprobs", -1),
         ("functions", [{}]),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "text", "extra": 1}),
         ("store", True),
         ("modalities", ["audio"]),
         ("audio", {}),
