@@ -35,8 +35,10 @@ class GrammarProbe:
     def close(self) -> None:
         """A check under way is refused."""
         self._closed = True
-        if self._process is not None:
-            self._process.kill()
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-P", "-m", "engine_core.grammar_prober"]

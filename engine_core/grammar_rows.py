@@ -14,7 +14,7 @@ import numpy.typing as npt
 from engine_core.device import DecodeRow, RowGrammar
 from engine_core.grammar import Bitmask
 
-MAX_TOKEN_CPU_S = 0.5
+MAX_TOKEN_CPU_S = 0.25
 """Of this thread, to take one token or to find what may follow: a row that takes longer fails, before it stalls the
 others. Grammars that are likely to are refused when they are compiled (engine_core.grammar_prober)."""
 TOO_SLOW = "it is too ambiguous: to find the next token takes too long"

@@ -11,7 +11,7 @@ The one place that knows of xgrammar's module and version; see `docs/design.md` 
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -32,11 +32,12 @@ def is_installed() -> bool:
 @cache
 def load_xgrammar() -> Any:
     """The module. Raises GrammarsMissing."""
-    try:
-        import tvm_ffi  # noqa: F401  # first: it looks for torch by itself, and does without
-    except ImportError as error:
-        raise GrammarsMissing("this server has no grammar back end: apache-tvm-ffi is not installed") from error
-    with _stand_ins():
+    with _in_place_of({"torch": None}):
+        try:
+            import tvm_ffi  # noqa: F401  # it uses torch where that can be imported, and does without
+        except ImportError as error:
+            raise GrammarsMissing("this server has no grammar back end: apache-tvm-ffi is not installed") from error
+    with _in_place_of(_modules()):
         try:
             import xgrammar
         except ImportError as error:
@@ -45,9 +46,10 @@ def load_xgrammar() -> Any:
 
 
 @contextmanager
-def _stand_ins() -> Iterator[None]:
-    stand_ins = {name: module for name, module in _modules().items() if name not in sys.modules}
-    sys.modules.update(stand_ins)
+def _in_place_of(modules: Mapping[str, types.ModuleType | None]) -> Iterator[None]:
+    """Lets these be imported instead of the real ones, where those are not loaded; None: as if not installed."""
+    stand_ins = {name: module for name, module in modules.items() if name not in sys.modules}
+    sys.modules.update(stand_ins)  # type: ignore[arg-type]  # None is what keeps a module from being imported
     try:
         yield
     finally:
@@ -55,7 +57,7 @@ def _stand_ins() -> Iterator[None]:
             del sys.modules[name]
 
 
-def _modules() -> dict[str, types.ModuleType]:
+def _modules() -> dict[str, types.ModuleType | None]:
     torch, transformers = types.ModuleType("torch"), types.ModuleType("transformers")
     vars(torch).update({name: type(name, (), {}) for name in _TORCH_TYPES}, int32="int32", tensor=_no_tensor)
     vars(transformers).update({name: type(name, (), {}) for name in _TRANSFORMERS_TYPES})
