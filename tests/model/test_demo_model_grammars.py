@@ -1,10 +1,13 @@
 """Structured output on the demo model, through scheduler and device, with xgrammar itself."""
 
+import itertools
 import json
 import queue
 import re
 import threading
+import time
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,6 +31,8 @@ from protocol.sampling import SamplingParams
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
+MOST_GAP_S = 4.0
+"""Between two tokens of a stream on a busy machine; what it must not wait for takes 5 s (grammar_prober.LIMIT_S)."""
 PERSON = {
     "type": "object",
     "properties": {
@@ -114,6 +119,7 @@ class Engine:
             model.card.eos_token_ids,
         )
         self.outputs: dict[str, list[EngineCoreOutput]] = {}
+        self._times_s: dict[str, list[float]] = defaultdict(list)
 
     def add(
         self, name: str, prompt: str, grammar: GrammarSpec | None = None, output: Sequence[int] = (), **sampling: Any
@@ -162,9 +168,15 @@ class Engine:
             else:
                 self._take(self.scheduler.grammar_denied(event.key, event.error))
 
+    def gaps_s(self, name: str) -> list[float]:
+        """Between the tokens of an output."""
+        times = self._times_s[name]
+        return [after - before for before, after in itertools.pairwise(times)]
+
     def _take(self, outputs: dict[ClientIndex, list[EngineCoreOutput]]) -> None:
         for output in outputs.get(ClientIndex(0), []):
             self.outputs[output.request_id].append(output)
+            self._times_s[output.request_id].append(time.monotonic())
 
     def ids(self, name: str) -> list[int]:
         return [token for output in self.outputs[name] for token in output.token_ids]
@@ -209,3 +221,77 @@ def test_every_output_fits_its_grammar_beside_rows_without_one(
             jsonschema.validate(json.loads(engine.text(name)), wanted[name.split()[0]])
         if not name.startswith("free"):
             assert engine.end(name).finish_reason is FinishReason.STOP, name
+
+
+def test_max_tokens_cuts_an_output_off(opened: OpenedModel, grammars: Compiler, tokenizer: Any) -> None:
+    engine = Engine(opened, grammars, tokenizer, lookahead=True)
+    engine.add("a", "A person as JSON: ", schema(PERSON), max_tokens=5)
+    engine.run()
+    assert (engine.end("a").finish_reason, len(engine.ids("a"))) == (FinishReason.LENGTH, 5)
+    assert engine.text("a").startswith("{")
+
+
+@pytest.mark.parametrize("after", [1, 9])
+def test_a_resumed_output_goes_on_in_its_grammar(
+    opened: OpenedModel, grammars: Compiler, tokenizer: Any, after: int
+) -> None:
+    whole = Engine(opened, grammars, tokenizer, lookahead=True)
+    whole.add("a", "A person as JSON: ", schema(PERSON), seed=4)
+    whole.run()
+    ids = whole.ids("a")
+    resumed = Engine(opened, grammars, tokenizer, lookahead=True)
+    resumed.add("a", "A person as JSON: ", schema(PERSON), output=ids[:after], seed=4)
+    resumed.run()
+    assert resumed.ids("a") == ids[after:]
+    assert resumed.end("a").finish_reason is FinishReason.STOP
+
+
+def test_ends_and_minimum_tokens(opened: OpenedModel, grammars: Compiler, tokenizer: Any) -> None:
+    # BR-e13, BR-e15: the grammar decides when an output may end, and when it must
+    [eos] = opened.card.eos_token_ids
+    engine = Engine(opened, grammars, tokenizer, lookahead=True)
+    engine.add("minimum", "True? ", schema({"type": "boolean"}), min_tokens=20)
+    engine.add("ignoring", "True? ", schema({"type": "boolean"}), ignore_eos=True)
+    engine.add("banned", "True? ", schema({"type": "boolean"}), logit_bias={eos: -100.0})
+    engine.add("wanted", "A person: ", schema(PERSON), logit_bias={eos: 100.0})
+    engine.run()
+    for name in ("minimum", "ignoring", "banned"):
+        assert json.loads(engine.text(name)) in (True, False), name
+    jsonschema.validate(json.loads(engine.text("wanted")), PERSON)
+    assert {engine.end(name).finish_reason for name in engine.outputs} == {FinishReason.STOP}
+
+
+def test_logprobs_are_those_of_the_model(opened: OpenedModel, grammars: Compiler, tokenizer: Any) -> None:
+    engine = Engine(opened, grammars, tokenizer, lookahead=True)
+    engine.add("a", "A person: ", schema(PERSON), logprobs=2, max_tokens=8)
+    engine.run()
+    assert all(output.logprobs is not None for output in engine.outputs["a"])
+
+
+def test_a_grammar_that_starts_behind_thoughts(opened: OpenedModel, grammars: Compiler, tokenizer: Any) -> None:
+    # BR-d07
+    [start] = tokenizer.encode(".").ids
+    wanted = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(PERSON), "response_format", starts_after=(start,))
+    engine = Engine(opened, grammars, tokenizer, lookahead=True)
+    engine.add("a", "Once upon a time, there", wanted, temperature=0.0, max_tokens=200)
+    engine.run()
+    ids = engine.ids("a")
+    thoughts, answer = ids[: ids.index(start) + 1], ids[ids.index(start) + 1 :]
+    assert len(thoughts) > 3
+    jsonschema.validate(json.loads(tokenizer.decode(answer)), PERSON)
+
+
+def test_streams_go_on_while_a_hostile_grammar_compiles(
+    opened: OpenedModel, grammars: Compiler, tokenizer: Any
+) -> None:
+    # BR-e04
+    hostile = GrammarSpec(GrammarKind.EBNF, 'root ::= s\ns ::= s s s | s s | [a-z] | [a-z] s | "" ', "guided_grammar")
+    engine = Engine(opened, grammars, tokenizer, lookahead=False)
+    engine.add("stream", "Once upon a time", ignore_eos=True, max_tokens=25)
+    engine.add("hostile", "Once", hostile)
+    engine.add("good", "A person: ", schema(PERSON), max_tokens=4)
+    engine.run()
+    assert "too" in str(engine.end("hostile").error)
+    assert engine.end("hostile").error_field == "guided_grammar"
+    assert len(engine.ids("good")) == 4 and len(engine.ids("stream")) == 25
+    assert max(engine.gaps_s("stream")) < MOST_GAP_S
