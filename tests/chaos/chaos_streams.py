@@ -106,6 +106,12 @@ def run_streams(
     return asyncio.run(_run(shoal.url, requests, disturb, after_s))
 
 
+def tokens_of(usage: dict[str, Any] | None) -> tuple[int, int]:
+    """Of prompt and answer; how much of a prompt is found in a cache differs from run to run."""
+    assert usage is not None and usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    return usage["prompt_tokens"], usage["completion_tokens"]
+
+
 def assert_undisturbed(streams: list[Stream], expected: list[Stream]) -> None:
     """Every stream is whole, ended once, and is what it would have been."""
     errors = [stream.error for stream in streams if stream.error is not None]
@@ -114,7 +120,7 @@ def assert_undisturbed(streams: list[Stream], expected: list[Stream]) -> None:
         assert stream.is_done
         assert stream.text == same.text
         assert stream.finish_reason == same.finish_reason == "length"
-        assert stream.usage == same.usage
+        assert tokens_of(stream.usage) == tokens_of(same.usage)
 
 
 def median_longest_gap_s(streams: list[Stream]) -> float:
