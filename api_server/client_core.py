@@ -149,7 +149,7 @@ class ClientCore:
 
     def _on_submit(self, submit: Submit) -> list[Command]:
         assert submit.request_id not in self._live
-        if len(self._live) >= MAX_GENERATIONS or not self._unacknowledged.has_room(len(submit.prompt)):
+        if len(self._live) >= MAX_GENERATIONS or not self._unacknowledged.has_room(submit.nbytes):
             text = "this API server holds as many requests as it can"
             return [Refuse(submit.request_id, RejectReason.OVERLOADED, text, OVERLOAD_RETRY_AFTER_S)]
         generation = LiveGeneration(submit)

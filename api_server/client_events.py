@@ -49,6 +49,11 @@ class Submit(msgspec.Struct, frozen=True):
     placement: Placement = Placement()
     grammar: GrammarSpec | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Of what is large in it, as characters of the grammar go."""
+        return len(self.prompt) + (len(self.grammar.text) if self.grammar is not None else 0)
+
 
 class Abandon(msgspec.Struct, frozen=True):
     """Whoever wanted these generations wants them no more; those that have ended are skipped."""

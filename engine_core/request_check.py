@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from engine_core.events import RequestArrived, RequestInvalid
 from protocol.codec import Frame, unpack_token_ids
 from protocol.errors import ProtocolError
+from protocol.grammar import MAX_GRAMMAR_BYTES
 from protocol.messages import EngineCoreRequest
 from protocol.prefix_hash import prefix_chain, prefix_root
 from protocol.sampling import SamplingParams
@@ -48,6 +49,8 @@ def _problems(request: EngineCoreRequest, prompt: Sequence[int], vocab_size: int
     for token_id in _sampling_token_ids(request.sampling):
         if not 0 <= token_id < vocab_size:
             yield f"token id {token_id} of the sampling parameters is not below the vocabulary size {vocab_size}"
+    if request.grammar is not None and len(request.grammar.text) > MAX_GRAMMAR_BYTES:
+        yield f"the grammar has {len(request.grammar.text)} characters"
     if request.sampling.max_tokens < 1:
         yield f"max_tokens is {request.sampling.max_tokens}"
     if not 0 <= request.sampling.seed < 2**64:
