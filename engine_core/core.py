@@ -84,8 +84,8 @@ class EngineCore:
                 return self._scheduler.refuse(request, error)
             case GrammarCompiled(key, grammar):
                 self._scheduler.grammar_compiled(key, grammar)
-            case GrammarDenied(key, error):
-                return self._scheduler.grammar_denied(key, error)
+            case GrammarDenied(key, error, is_own_fault):
+                return self._scheduler.grammar_denied(key, error, blames_caller=not is_own_fault)
             case RequestsAborted(keys):
                 self._scheduler.abort(keys)
             case ClientsChanged(addresses):

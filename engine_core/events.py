@@ -41,6 +41,8 @@ class GrammarDenied(msgspec.Struct, frozen=True):
 
     key: RequestKey
     error: str
+    is_own_fault: bool = False
+    """Whether the request's caller is not to blame."""
 
 
 class RequestsAborted(msgspec.Struct, frozen=True):

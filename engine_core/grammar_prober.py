@@ -33,7 +33,7 @@ MAX_TOKEN_CPU_S = 0.05
 """For one token on the walks, to accept it and to find what may follow; most take 0.1 ms, a pattern such as
 `.{1,500}` 13 ms, an enumeration of 10,000 strings 26 ms (49,152 tokens, 2 x86 cores)."""
 MAX_MEMORY_BYTES = 4 * 2**30
-"""Of address space, where the system enforces it (Linux)."""
+"""Of address space, on Linux; macOS enforces no such limit, and the time bounds what is taken."""
 WALKS = 2
 WALK_TOKENS = 100
 """What an ambiguous grammar costs grows with the output, at least with its square."""
@@ -108,7 +108,8 @@ def _next_token(matcher: Matcher, bitmask: Bitmask, choice: random.Random, ends:
 def main() -> None:
     """Until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine core, which ends this process
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     frames, answers = sys.stdin.buffer, sys.stdout.buffer
     packed_card = read_frame(frames)
     if packed_card is None:

@@ -45,12 +45,15 @@ class GrammarThread:
     def run(self) -> None:
         """Until `close`."""
         while (wanted := self._wanted.get()) is not None:
-            key, spec = wanted
+            self._on_event(self._answer(*wanted))
+
+    def _answer(self, key: RequestKey, spec: GrammarSpec) -> GrammarCompiled | GrammarDenied:
+        try:
             outcome = self._outcome(spec)
-            if isinstance(outcome, str):
-                self._on_event(GrammarDenied(key, outcome))
-            else:
-                self._on_event(GrammarCompiled(key, outcome))
+        except Exception:  # the border of one request: xgrammar, or a tokenizer that it cannot take
+            logger.exception("request %s: its grammar could not be compiled", key.request_id)
+            return GrammarDenied(key, "the grammar back end failed", is_own_fault=True)
+        return GrammarDenied(key, outcome) if isinstance(outcome, str) else GrammarCompiled(key, outcome)
 
     def _outcome(self, spec: GrammarSpec) -> Grammar | str:
         text = spec.kind, spec.text

@@ -120,10 +120,12 @@ class Scheduler:
             sequence.compiled(grammar)
             self._waiting.add(sequence)
 
-    def grammar_denied(self, key: RequestKey, error: str) -> OutputsByClient:
-        """The request ends with this error, which its caller is to blame for. Unknown ones are skipped."""
+    def grammar_denied(self, key: RequestKey, error: str, *, blames_caller: bool = True) -> OutputsByClient:
+        """The request ends with this error. Unknown ones are skipped."""
         sequence = self._compiling.get(key)
-        return {} if sequence is None else {sequence.request.client_index: [self._fail_for_grammar(sequence, error)]}
+        if sequence is None:
+            return {}
+        return {sequence.request.client_index: [self._fail_for_grammar(sequence, error, blames_caller=blames_caller)]}
 
     def refuse(self, request: EngineCoreRequest, error: str) -> OutputsByClient:
         """A request that did not pass its checks: it ends at once, the others do not notice."""
@@ -193,12 +195,14 @@ class Scheduler:
         self._requests.count_end(request.key, FinishReason.ERROR)
         return {request.client_index: [last_word(request, request.num_output_tokens, FinishReason.ERROR, error)]}
 
-    def _fail_for_grammar(self, sequence: Sequence, error: str) -> EngineCoreOutput:
+    def _fail_for_grammar(self, sequence: Sequence, error: str, *, blames_caller: bool) -> EngineCoreOutput:
         request = sequence.request
         assert request.grammar is not None, sequence
         self._end(sequence, FinishReason.ERROR)
         position, field = len(sequence.output), request.grammar.field
-        return last_word(request, position, FinishReason.ERROR, f"{field}: {error}", field)
+        return last_word(
+            request, position, FinishReason.ERROR, f"{field}: {error}", error_field=field if blames_caller else ""
+        )
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is Status.RUNNING:
@@ -295,7 +299,7 @@ class Scheduler:
     def _take_result(self, sequence: Sequence, token_id: int, result: StepResult, index: int) -> EngineCoreOutput:
         broken = result.grammar_ends.get(index)
         if broken is not None:
-            return self._fail_for_grammar(sequence, broken)
+            return self._fail_for_grammar(sequence, broken, blames_caller=True)
         is_whole = index in result.grammar_ends
         return self._take_token(sequence, token_id, result.logprobs.get(index), is_whole=is_whole)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -68,6 +69,20 @@ def test_the_process_ends_with_its_engine_core(probe: GrammarProbe) -> None:
     [child] = psutil.Process().children()
     probe.close()
     child.wait(5)
+
+
+def test_a_tokenizer_that_cannot_be_taken_fails_requests_alone() -> None:
+    # BR-e03
+    events: queue.SimpleQueue[GrammarCompiled | GrammarDenied] = queue.SimpleQueue()
+    card = msgspec.structs.replace(byte_card(), tokenizer_json='{"model": {"vocab": 7}}')
+    grammars = GrammarThread(card, events.put)
+    for name in "ab":
+        grammars.compile(RequestKey(RequestId(name)), GOOD)
+    grammars.close()
+    grammars.run()
+    for name in "ab":
+        outcome = events.get_nowait()
+        assert isinstance(outcome, GrammarDenied) and outcome.is_own_fault and outcome.key.request_id == name
 
 
 def test_the_thread_answers_each_request_once_and_keeps_what_it_knows() -> None:

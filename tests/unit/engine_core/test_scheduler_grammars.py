@@ -83,6 +83,12 @@ def test_a_denied_grammar_ends_its_request_alone_and_names_the_field() -> None:
     assert world.outputs[-1].key == second
 
 
+def test_a_failure_of_ours_blames_no_field() -> None:
+    world = World()
+    world.take(world.core.handle(GrammarDenied(world.arrive("a"), "failed", is_own_fault=True), 0.0))
+    assert (world.outputs[0].error, world.outputs[0].error_field) == ("guided_regex: failed", "")
+
+
 def test_what_comes_for_a_request_that_has_ended_is_passed_over() -> None:
     world = World()
     aborted = world.arrive("a")
