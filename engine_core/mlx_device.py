@@ -29,10 +29,12 @@ from engine_core.model_card import read_model_card
 from engine_core.model_folder import check_model_folder
 from engine_core.model_runner import ModelRunner, PlanError
 from engine_core.pool_lengths import pool_lengths
+from engine_core.prompt_scores import score_chunk
 from engine_core.runner_choice import choose_runner, kv_capacity
 from engine_core.sampler import Sampled, Sampler
 from engine_core.token_feedback import TokenFeedback
 from protocol.card import ModelCard
+from protocol.logprobs import TokenLogprobs
 from protocol.prefix_hash import BLOCK_TOKENS
 
 logger = logging.getLogger("shoal.engine_core.model")
@@ -54,12 +56,19 @@ class _Step:
     """A plan that is not collected."""
 
     def __init__(
-        self, done: mx.array, sampled: Sampled | None, submitted_s: float, grammar_rows: dict[int, GrammarRow]
+        self,
+        done: mx.array,
+        sampled: Sampled | None,
+        submitted_s: float,
+        scores: dict[int, Sequence[TokenLogprobs]],
+        grammar_rows: dict[int, GrammarRow],
     ) -> None:
         self.done = done
         """Evaluated when all is that the step writes."""
         self.sampled = sampled
         self.submitted_s = submitted_s
+        self.scores = scores
+        """Of prompt tokens, by row."""
         self._grammar_rows = grammar_rows
         self._token_ids: list[int] | None = None
         self.grammar_ends: dict[int, str | None] = {}
@@ -112,13 +121,17 @@ class MlxDevice:
         for admission in plan.admissions:
             self._sampler.admit(admission)
             self._grammars.admit(admission.row, admission.grammar, admission.output)
-        logits = self._runner.forward(plan.prefills, plan.decodes, fed)
+        scores: dict[int, Sequence[TokenLogprobs]] = {
+            chunk.row: score_chunk(self._runner, chunk) for chunk in plan.prefills if chunk.targets
+        }
+        prefills = [chunk for chunk in plan.prefills if not chunk.targets] if scores else plan.prefills
+        logits = self._runner.forward(prefills, plan.decodes, fed)
         grammar_rows = self._grammars.places(plan.decodes)
         sampled = None
         if logits is not None:
             sampled = self._sampler.sample(logits, plan.decodes, self._masks(grammar_rows, logits))
         self._feedback.sampled(plan.decodes, None if sampled is None else sampled.tokens)
-        self._in_flight.append(_Step(self._start(sampled), sampled, submitted_s, grammar_rows))
+        self._in_flight.append(_Step(self._start(sampled), sampled, submitted_s, scores, grammar_rows))
 
     def _masks(self, rows: dict[int, GrammarRow], logits: mx.array) -> GrammarMasks | None:
         """What rows with a grammar may sample: found while the device computes the logits, once the tokens before them
@@ -149,8 +162,8 @@ class MlxDevice:
         elapsed_s = ended_s - max(step.submitted_s, self._idle_since_s)
         self._idle_since_s = ended_s
         if step.sampled is None:
-            return StepResult([], elapsed_s)
-        return StepResult(step.token_ids(), elapsed_s, step.sampled.logprobs(), step.grammar_ends)
+            return StepResult([], elapsed_s, prompt_logprobs=step.scores)
+        return StepResult(step.token_ids(), elapsed_s, step.sampled.logprobs(), step.scores, step.grammar_ends)
 
     def read_block(self, block_id: BlockId) -> BlockData:
         """See Device."""
@@ -163,6 +176,7 @@ class MlxDevice:
             self._check_ids(admission.row, admission.output)
         for chunk in plan.prefills:
             self._check_ids(chunk.row, chunk.token_ids)
+            self._check_ids(chunk.row, chunk.targets)
         for decode in plan.decodes:
             self._check_ids(decode.row, _known(decode))
 

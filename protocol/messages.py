@@ -451,6 +451,8 @@ class EngineCoreOutput(Message, frozen=True):
     error: str | None = None
     logprobs: PackedLogprobs | None = None
     """Of the new tokens, when the request asked for them (protocol.logprobs)."""
+    prompt_logprobs: PackedLogprobs | None = None
+    """Of the prompt's tokens from the second on, with the first token of output, when the request asked for them."""
     error_field: str = ""
     """Path of the field of the caller's request that is to blame for the error; empty when none is."""
 
