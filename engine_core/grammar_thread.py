@@ -24,6 +24,8 @@ logger = logging.getLogger("shoal.engine_core")
 class GrammarThread:
     """Made by the main thread; `run` in a thread of its own; the others may be called from any."""
 
+    name = "grammars"
+
     def __init__(self, card: ModelCard, on_event: Callable[[GrammarCompiled | GrammarDenied], None]) -> None:
         """`on_event` is called in this thread. xgrammar is loaded with the first grammar."""
         self._card = card

@@ -100,11 +100,9 @@ def _serve(
     inputs = InputThread(
         context, config.engines_address, identity, inbox, outputs.queue, lifeline, config.step_timeout_s, grammars
     )
+    helpers = [helper for helper in (ssd, grammars) if helper is not None]
     threads = [start_thread("output", outputs.run), start_thread("input", inputs.run)]
-    if ssd is not None:
-        threads.append(start_thread("ssd", ssd.run))
-    if grammars is not None:
-        threads.append(start_thread("grammars", grammars.run))
+    threads += [start_thread(helper.name, helper.run) for helper in helpers]
     lookahead = opened.device.lookahead if config.async_scheduling is None else config.async_scheduling
     loop = BusyLoop(core, opened.device, inbox, outputs.queue, inputs.board, ssd, lookahead=lookahead)
     watch.serving()
@@ -113,10 +111,8 @@ def _serve(
     finally:
         outputs.queue.put(StreamsEnd())
         inputs.board.close()
-        if ssd is not None:
-            ssd.close()
-        if grammars is not None:
-            grammars.close()
+        for helper in helpers:
+            helper.close()
         _join(threads)
         inputs.close()
         context.term()
