@@ -56,8 +56,8 @@ class BlockFolder:
         self._ledger = FileLedger(max_bytes)
         self._written_bytes = 0
         """Since the last scan."""
-        self._added: list[BlockHash] = []
-        self._removed: list[BlockHash] = []
+        self._changes: dict[BlockHash, bool] = {}
+        """Blocks of this model that came (true) or went (false) since this was last asked."""
         self.damaged_total = 0
 
     @property
@@ -76,10 +76,10 @@ class BlockFolder:
         self._make_room(0)
 
     def take_changes(self) -> tuple[list[BlockHash], list[BlockHash]]:
-        """Blocks of this model that came and went since this was last asked."""
-        changes = self._added, self._removed
-        self._added, self._removed = [], []
-        return changes
+        """Blocks of this model that came since this was last asked and are there, and those that went and are gone."""
+        changes, self._changes = self._changes, {}
+        came = [block_hash for block_hash, is_there in changes.items() if is_there]
+        return came, [block_hash for block_hash, is_there in changes.items() if not is_there]
 
     def write(self, write: BlockWrite, data: BlockData) -> None:
         """Keeps a block, if it is not there already. Raises OSError."""
@@ -121,6 +121,13 @@ class BlockFolder:
         self._use(path, name)
         return block
 
+    def check_invariants(self) -> None:
+        """Raises AssertionError when what would be told is not how it is."""
+        self._ledger.check_invariants()
+        assert all(
+            (self._name(block_hash) in self._ledger) == is_there for block_hash, is_there in self._changes.items()
+        )
+
     def _name(self, block_hash: BlockHash) -> FileName:
         return FileName(f"{self._model}/{block_hash.hex()}{_SUFFIX}")
 
@@ -148,8 +155,8 @@ class BlockFolder:
         before = {name for name in self._ledger if name.startswith(self._model)}
         self._ledger.replace(self._files())
         after = {name for name in self._ledger if name.startswith(self._model)}
-        self._added += [_block_hash(name) for name in after - before]
-        self._removed += [_block_hash(name) for name in before - after]
+        for name in after ^ before:
+            self._note(name, is_there=name in after)
         self._written_bytes = 0
 
     def _files(self) -> Iterator[FileEntry]:
@@ -168,13 +175,18 @@ class BlockFolder:
 
     def _put(self, entry: FileEntry) -> None:
         if entry.name not in self._ledger:
-            self._added.append(_block_hash(entry.name))
+            self._note(entry.name, is_there=True)
         self._ledger.put(entry)
 
     def _forget(self, name: FileName) -> None:
         if name in self._ledger and name.startswith(self._model):
-            self._removed.append(_block_hash(name))
+            self._note(name, is_there=False)
         self._ledger.remove(name)
+
+    def _note(self, name: FileName, *, is_there: bool) -> None:
+        """What is undone before it was told is no change."""
+        if self._changes.pop(_block_hash(name), None) is None:
+            self._changes[_block_hash(name)] = is_there
 
 
 def _block_hash(name: FileName) -> BlockHash:

@@ -132,9 +132,8 @@ class CoordinatorLink:
                 self._connected = self._greeted = self._told_blocks = False
                 return []
             case SendFailed():
-                self._greeted = self._told_blocks = (
-                    False  # and again with the next report that is due, if the connection is still there
-                )
+                # Again with the next report that is due, if the connection is still there.
+                self._greeted = self._told_blocks = False
                 self._next_report_s = now_s + HEARTBEAT_S
                 return []
             case CoreStatus():
@@ -224,9 +223,8 @@ class CoordinatorLink:
     def _report(self, status: CoreStatus, now_s: float, malformed_total: int) -> list[LinkCommand]:
         for key in status.ended:
             self._taken.pop(key, None)
-        blocks = self._tell_changes(
-            status.blocks
-        )  # before the report: what a request that ended has stored is known then
+        # Before the report: what a request that ended has stored is known then.
+        blocks = self._tell_changes(status.blocks)
         load = _completed(status, now_s, malformed_total)
         worth_it = bool(status.ended) or is_news(self._reported, load) or now_s >= self._next_report_s
         self._reported = load

@@ -56,6 +56,10 @@ def _problems(request: EngineCoreRequest, prompt: Sequence[int], vocab_size: int
         yield f"max_tokens is {request.sampling.max_tokens}"
     if not 0 <= request.sampling.seed < 2**64:
         yield f"seed {request.sampling.seed} does not have 64 bits"
+    if not all(request.sampling.bad_words_token_ids):
+        yield "a bad word has no tokens"
+    if request.sampling.allowed_token_ids == ():
+        yield "no token is allowed"
 
 
 def _sampling_token_ids(sampling: SamplingParams) -> Iterator[int]:

@@ -28,6 +28,7 @@ def opened(path: Path, files: float = 100, block_format: BlockFormat = FORMAT) -
 
 def has(folder: BlockFolder, write: BlockWrite, seed: int) -> bool:
     block = folder.read(write.block_hash, write.parent)
+    folder.check_invariants()
     assert block is None or [bytes(array) for array in block.data] == [bytes(array) for array in sample_data(seed)]
     return block is not None
 
@@ -108,13 +109,13 @@ def test_the_longest_unused_go_when_there_are_too_many(tmp_path: Path) -> None:
         folder.write(write, sample_data(number))
         set_used(tmp_path, write, 1_000.0 + number)
     folder = opened(tmp_path, files=6.5)
+    folder.take_changes()
     assert has(folder, writes[0], 0), "it is used now"
     folder.write(writes[6], sample_data(6))
     assert len(files_in(tmp_path)) == 6
     assert [has(folder, write, number) for number, write in enumerate(writes[:7])] == [True, False] + [True] * 5
     assert folder.nbytes == sum(file.stat().st_size for file in files_in(tmp_path))
-    added, removed = folder.take_changes()
-    assert removed == [writes[1].block_hash] and writes[6].block_hash in added
+    assert folder.take_changes() == ([writes[6].block_hash], [writes[1].block_hash])
 
 
 def test_what_others_wrote_counts(tmp_path: Path) -> None:
@@ -265,3 +266,13 @@ assert folder.damaged_total == 0
     running = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2)]
     assert [process.wait(60) for process in running] == [0, 0]
     assert len(files_in(tmp_path)) <= 12 + 2
+
+
+def test_what_came_and_went_between_two_reports_is_in_none(tmp_path: Path) -> None:
+    folder, writes = opened(tmp_path, files=2.5), [sample_write(name) for name in range(4)]
+    for number, write in enumerate(writes):
+        folder.write(write, sample_data(number))
+        set_used(tmp_path, write, 1_000.0 + number)
+    added, removed = folder.take_changes()
+    assert removed == []
+    assert added == [write.block_hash for number, write in enumerate(writes) if has(folder, write, number)]

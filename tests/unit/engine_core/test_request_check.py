@@ -65,6 +65,8 @@ def test_prefixes_are_named_by_tokens_model_and_salt_where_they_are_stored() -> 
         (request(1, logit_bias={-1: 0.5}), [pack_token_ids([1])], "-1"),
         (request(1, max_tokens=0), [pack_token_ids([1])], "max_tokens"),
         (request(1, seed=-1), [pack_token_ids([1])], "seed"),
+        (request(1, bad_words_token_ids=((1,), ())), [pack_token_ids([1])], "a bad word"),
+        (request(1, allowed_token_ids=()), [pack_token_ids([1])], "allowed"),
         (resumed(3, -1), [pack_token_ids([1, 2, 3])], "num_output_tokens"),
         (resumed(3, 3), [pack_token_ids([1, 2, 3])], "num_output_tokens is 3"),
         (resumed(9, 5), [pack_token_ids([1] * 9)], "max_tokens 5"),
