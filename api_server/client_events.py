@@ -88,6 +88,12 @@ class LinkDown(msgspec.Struct, frozen=True):
     """The connection to the coordinator is gone."""
 
 
+class LinkRefused(msgspec.Struct, frozen=True):
+    """There will be no connection to the coordinator."""
+
+    reason: str
+
+
 class SecondPassed(msgspec.Struct, frozen=True):
     """Time goes by."""
 
@@ -106,6 +112,7 @@ ClientEvent = (
     | NotSent
     | LinkUp
     | LinkDown
+    | LinkRefused
     | SecondPassed
     | FailAll
     | ClientWelcome

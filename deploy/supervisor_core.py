@@ -33,6 +33,7 @@ from deploy.supervisor_events import (
     Finish,
     Hung,
     Kill,
+    MachineRefused,
     Ready,
     Report,
     Requested,
@@ -83,6 +84,8 @@ class Supervisor:
                 return self._on_exit(self._processes[name], code, now_s)
             case Hung(name):
                 return self._on_hung(self._processes.get(name))
+            case MachineRefused(reason):
+                return self._on_refused(reason, now_s)
             case StopRequested():
                 return self._kill_all() if self.is_ending else self._end(0, now_s)
             case Requested():
@@ -172,6 +175,11 @@ class Supervisor:
             return []  # said again before its exit was seen; or it is being ended, which has a deadline of its own
         process.condemn()
         return [AnnounceHung(process.name), Kill(process.name)]
+
+    def _on_refused(self, reason: str, now_s: float) -> list[Command]:
+        if self.is_ending:
+            return []
+        return [AnnounceFailure("", f"the coordinator refuses this machine: {reason}"), *self._end(1, now_s)]
 
     def _on_time(self, now_s: float) -> list[Command]:
         if not self.is_ending:

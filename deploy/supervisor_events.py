@@ -27,6 +27,12 @@ class Hung(msgspec.Struct, frozen=True):
     name: str
 
 
+class MachineRefused(msgspec.Struct, frozen=True):
+    """The coordinator, on another machine, will have none of the processes of this one."""
+
+    reason: str
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """SIGTERM or SIGINT came."""
 
@@ -43,7 +49,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     """`next_deadline_s` is reached (or not: nothing happens then)."""
 
 
-Event = Ready | Exited | Hung | StopRequested | Requested | TimePassed
+Event = Ready | Exited | Hung | MachineRefused | StopRequested | Requested | TimePassed
 
 
 # --- commands -------------------------------------------------------------------------------------------------
@@ -88,9 +94,10 @@ class AnnounceRestart(msgspec.Struct, frozen=True):
 
 
 class AnnounceFailure(msgspec.Struct, frozen=True):
-    """The cluster cannot run because of this process; everything is being ended."""
+    """The cluster cannot run; everything is being ended."""
 
     name: str
+    """The process because of which; empty for none."""
     message: str
 
 

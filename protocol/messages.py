@@ -178,6 +178,8 @@ class ClientHello(Message, frozen=True):
     """Accepted, unfinished requests of it, each with the engine core that has it by the coordinator's word. A
     coordinator that may have died between saying so and handing the request on has left it nowhere: the next one
     answers with RequestsLost for those that their engine core does not know."""
+    output_public_key: str = ""
+    """CURVE public key of `output_address`; empty: not encrypted."""
 
 
 class EngineCoreRequest(Message, frozen=True):
@@ -337,6 +339,8 @@ class RequestsLost(Message, frozen=True):
     """These requests are not where an earlier coordinator had said, or have just ended there."""
 
     keys: list[RequestKey]
+    all_of: Incarnation = Incarnation("")
+    """And all that were accepted by this engine core, if their end has not come: it cannot reach this API server."""
 
 
 class Card(Message, frozen=True):
@@ -380,6 +384,9 @@ class LoadReport(Message, frozen=True):
     sent after that many is not in `load` yet. Counts every request, also one dropped as a duplicate."""
     finished: list[RequestKey] = []
     """Requests that ended since the last report."""
+    unreachable: list[ClientIndex] = []
+    """API servers that do not take their outputs: they refuse this engine core, are cut off from it or have stopped
+    reading. It has dropped their requests."""
 
 
 class BlocksChanged(Message, frozen=True):
@@ -403,6 +410,8 @@ class ClientAddress(Message, frozen=True):
 
     client_index: ClientIndex
     address: str
+    public_key: str = ""
+    """CURVE public key of the address; empty: not encrypted."""
 
 
 class EngineWelcome(Message, frozen=True):
