@@ -384,7 +384,7 @@ class ClientCore:
         return []
 
     def _on_welcome(self, welcome: ClientWelcome, now_s: float) -> list[Command]:
-        if self._link.state is LinkState.DOWN:  # of a connection that is gone; the next one brings its own
+        if not self._link.is_answered_by(welcome):  # the present connection brings its own
             return []
         index_changed = self._link.welcome(welcome)
         commands: list[Command] = [*self._link.take_pending_aborts()]

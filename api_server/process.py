@@ -26,7 +26,7 @@ from protocol.exit_codes import ExitCode
 from protocol.heartbeats import HEARTBEAT_S
 from protocol.identifiers import member_identity, new_incarnation
 from protocol.lifeline import Lifeline, Notice
-from protocol.messages import PROTOCOL_VERSION, ClientHello
+from protocol.messages import PROTOCOL_VERSION, ClientHello, wall_clock_s
 
 logger = logging.getLogger("shoal.api_server")
 
@@ -62,7 +62,14 @@ async def serve(config: ApiServerConfig, lifeline: Lifeline) -> int:
     context = zmq.asyncio.Context()
     identity = member_identity(config.name, incarnation)
     links = Links(context, config.clients_address, config.cluster_address, config.output_address, identity)
-    hello = ClientHello(PROTOCOL_VERSION, config.name, incarnation, links.output_address, os.getpid())
+    hello = ClientHello(
+        PROTOCOL_VERSION,
+        config.name,
+        incarnation,
+        links.output_address,
+        os.getpid(),
+        started_s=wall_clock_s(),
+    )
     try:
         return await _serve(config, lifeline, shutdown, links, hello)
     finally:

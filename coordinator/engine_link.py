@@ -5,7 +5,7 @@ from typing import assert_never
 
 from coordinator.engines import MAX_ENGINES, EngineMember
 from coordinator.events import Identity, Link, Note
-from coordinator.greeting import is_genuine, reason_to_refuse
+from coordinator.greeting import is_genuine, is_late, reason_to_refuse
 from coordinator.parts import Parts
 from protocol.codec import Frame, Received
 from protocol.errors import ProtocolError
@@ -108,12 +108,14 @@ class EngineLink:
         if not is_genuine(identity, hello):
             raise ProtocolError("engines: a Hello under another's identity")
         others = len(self._engines) - (self._engines.named(hello.name) is not None)
-        refusal = reason_to_refuse(hello, others, MAX_ENGINES)
+        refusal = reason_to_refuse(hello, others, MAX_ENGINES, self._engines.hellos())
         if refusal is not None:
             self._outbox.to_engine(identity, Refused(refusal))
             self._outbox.add(Note(f"an engine core is refused: {refusal}"))
             return
         known = self._engines.find(identity)
+        if is_late(hello, self._engines.lost(identity) if known is None else known.hello):
+            return
         if known is not None:
             self._greeted_again(known, hello)
         else:
@@ -173,7 +175,7 @@ class EngineLink:
 
     def _welcome(self, engine: EngineMember) -> None:
         want_card = engine.hello.model.card_hash not in self._cards
-        welcome = EngineWelcome(PROTOCOL_VERSION, self._incarnation, engine.index, want_card)
+        welcome = EngineWelcome(PROTOCOL_VERSION, self._incarnation, engine.index, want_card, engine.hello.greeting)
         self._outbox.to_engine(engine.identity, welcome)
         self._send_clients_to(engine)
 

@@ -134,6 +134,11 @@ class EngineTable:
         """The live engine core with this name."""
         return next((engine for engine in self._live.values() if engine.hello.name == name), None)
 
+    def hellos(self) -> Iterator[EngineHello]:
+        """Of the live ones and of the lost."""
+        yield from (engine.hello for engine in self._live.values())
+        yield from self._lost.values()
+
     def of_run(self, incarnation: Incarnation) -> EngineMember | None:
         """The live engine core whose run this is."""
         return next((engine for engine in self._live.values() if engine.hello.incarnation == incarnation), None)

@@ -166,17 +166,13 @@ class History:
         return self._processes
 
     def _new_client(self, name: str) -> ClientProcess:
-        client = ClientProcess(self.world, self.coordinators, name, self._next_pid())
-        client.on_refused = lambda: self._end_client(client)
-        return client
+        return ClientProcess(self.world, self.coordinators, name, self._next_pid())
 
     def _new_engine(self, name: str) -> EngineProcess:
         pid = self._next_pid()
-        engine = EngineProcess(
+        return EngineProcess(
             self.world, self.coordinators, name, pid, lambda address, frames: self._push(pid, address, frames)
         )
-        engine.on_refused = lambda: self._end_engine(engine)
-        return engine
 
     def _push(self, pid: int, address: str, frames: list[bytes]) -> None:
         if (pid, address) not in self._outputs:

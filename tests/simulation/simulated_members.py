@@ -263,7 +263,8 @@ class ClientProcess(Process):
         self.name, self.pid = name, number
         incarnation = Incarnation(f"a{number}")
         self.address = f"ipc:///{name}"
-        self.core = ClientCore(ClientHello(PROTOCOL_VERSION, name, incarnation, self.address, number), RESUME_TIMEOUT_S)
+        hello = ClientHello(PROTOCOL_VERSION, name, incarnation, self.address, number, started_s=world.now_s)
+        self.core = ClientCore(hello, RESUME_TIMEOUT_S)
         self.callers: dict[RequestId, Caller] = {}
         identity = Identity(member_identity(name, incarnation))
         self.connection = Connection(
@@ -300,8 +301,8 @@ class ClientProcess(Process):
                     self.callers[request_id].finish(f"failed: {message}")
                 case Forget(request_id):
                     self.callers[request_id].finish("abandoned")
-                case Leave():
-                    self.on_refused()
+                case Leave(why):
+                    raise AssertionError(f"{self.name}, which lives, is refused: {why}")
                 case _:
                     pass
         self.core.check_invariants()
@@ -350,7 +351,13 @@ class EngineProcess(Process):
         incarnation = Incarnation(f"e{number}")
         self.link = CoordinatorLink(
             EngineIdentity(
-                name=name, incarnation=incarnation, pid=number, model=MODEL, packed_card=b"", vocab_size=VOCABULARY
+                name=name,
+                incarnation=incarnation,
+                pid=number,
+                model=MODEL,
+                packed_card=b"",
+                vocab_size=VOCABULARY,
+                started_s=world.now_s,
             )
         )
         self.requests: dict[RequestId, Running] = {}
@@ -446,7 +453,7 @@ class EngineProcess(Process):
             case ClientStuck(client_index):
                 self._drop_clients({client_index})
             case CoordinatorRefused():
-                self.on_refused()
+                raise AssertionError(f"{self.name}, which lives, is refused")
             case CoordinatorWelcomed(welcome):
                 self._welcome, self._adds_handled = welcome, 0
             case _:
