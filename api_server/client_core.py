@@ -131,8 +131,8 @@ class ClientCore:
                 return self._on_link_down()
             case ClientWelcome():
                 return self._on_welcome(event, now_s)
-            case EngineLost(incarnation=incarnation):
-                return self._on_engine_lost(incarnation, now_s)
+            case EngineLost():
+                return self._on_engine_lost(event, now_s)
             case RequestsLost(keys):
                 return self._on_requests_lost(keys, now_s)
             case SecondPassed():
@@ -322,11 +322,21 @@ class ClientCore:
 
     # --- resume -----------------------------------------------------------------------------------------------
 
-    def _on_engine_lost(self, incarnation: Incarnation, now_s: float) -> list[Command]:
+    def _on_engine_lost(self, lost: EngineLost, now_s: float) -> list[Command]:
         commands: list[Command] = []
-        for generation in self._generations_of(incarnation):
-            generation.engine_died()
+        for generation in self._generations_of(lost.incarnation):
+            generation.engine_died(lost.incarnation, lost.by_fault)
             commands += self._resume(generation, ResumeCause.ENGINE_LOST, now_s)
+        if lost.by_fault:
+            commands += self._blame_later(lost.incarnation, now_s)
+        return commands
+
+    def _blame_later(self, incarnation: Incarnation, now_s: float) -> list[Command]:
+        """The engine core was lost before; now it is known that it died by itself."""
+        commands: list[Command] = []
+        for generation in list(self._live.values()):
+            if generation.died_by_fault(incarnation) and isinstance(end := verdict(generation), GivenUp):
+                commands += self._fail(generation, end.message, now_s, end.may_be_sent_again)
         return commands
 
     def _on_requests_lost(self, keys: list[RequestKey], now_s: float) -> list[Command]:

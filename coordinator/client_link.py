@@ -55,7 +55,7 @@ class ClientLink:
                 self._greeted(identity, message, now_s)
             case ProcessExited():  # the supervisor says no Hello
                 self._exited(message.name, message.pid)
-                self._engine_link.exited(message.name, message.pid)
+                self._engine_link.exited(message)
             case _:
                 client = self._clients.find(identity) or self._taken_back(identity, now_s)
                 if client is None:

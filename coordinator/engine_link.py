@@ -20,6 +20,7 @@ from protocol.messages import (
     EngineWelcome,
     GetBlocks,
     LoadReport,
+    ProcessExited,
     Refused,
     RequestsLost,
 )
@@ -74,7 +75,14 @@ class EngineLink:
         if not self._blocks.told(engine.identity, change, stored, evicted):
             self._outbox.to_engine(engine.identity, GetBlocks())
 
-    def lose(self, identity: Identity, reason: str, may_return: bool = True, is_silent: bool = False) -> None:
+    def lose(
+        self,
+        identity: Identity,
+        reason: str,
+        may_return: bool = True,
+        is_silent: bool = False,
+        by_fault: bool = False,
+    ) -> None:
         """Gives an engine core up, and with it its requests. No effect when there is none with this identity."""
         engine = self._engines.find(identity)
         if engine is None:
@@ -83,17 +91,25 @@ class EngineLink:
         self._blocks.leave(identity)
         self._engines.leave(engine, keys, may_return, is_silent)
         self._liveness.forget(identity)
-        for client in self._clients:
-            self._outbox.to_client(client.identity, EngineLost(engine.index, engine.hello.incarnation, reason))
+        self._tell_clients(EngineLost(engine.index, engine.hello.incarnation, reason, by_fault))
         self._cards.give_up(self.expects_card)
         self._publisher.membership_changed()
         self._note(engine, f"lost with {len(keys)} requests: {reason}")
 
-    def exited(self, name: str, pid: int) -> None:
-        """A process has ended for certain."""
-        engine = self._engines.named(name)
-        if engine is not None and engine.hello.pid == pid:
-            self.lose(engine.identity, "its process has exited", may_return=False)
+    def exited(self, exited: ProcessExited) -> None:
+        """A process has ended for certain. If it was given up before, it now is known whether by its own fault."""
+        reason = "its process has exited"
+        engine = self._engines.named(exited.name)
+        if engine is not None and engine.hello.pid == exited.pid:
+            self.lose(engine.identity, reason, may_return=False, by_fault=exited.by_fault)
+        elif lost := self._engines.forget_exited(exited.name, exited.pid):
+            self._publisher.membership_changed()
+            if exited.by_fault:
+                self._tell_clients(EngineLost(lost.engine_index, lost.incarnation, reason, by_fault=True))
+
+    def _tell_clients(self, lost: EngineLost) -> None:
+        for client in self._clients:
+            self._outbox.to_client(client.identity, lost)
 
     def send_clients(self) -> None:
         """The API servers have changed: tells the engine cores."""

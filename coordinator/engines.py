@@ -161,7 +161,9 @@ class EngineTable:
         del self._live[engine.identity]
         if may_return:
             requests = [(key, ClientIndex(-1), 0) for key in keys]
-            self._lost[engine.identity] = msgspec.structs.replace(engine.hello, requests=requests, clients=[])
+            self._lost[engine.identity] = msgspec.structs.replace(
+                engine.hello, requests=requests, clients=[], engine_index=engine.index
+            )
             if is_silent:
                 self._silent.add(engine.identity)
             if len(self._lost) > MAX_LOST:
@@ -176,6 +178,13 @@ class EngineTable:
         """The lost engine cores of this name will not come back, or just did."""
         self._lost = {each: hello for each, hello in self._lost.items() if hello.name != name}
         self._silent &= self._lost.keys()
+
+    def forget_exited(self, name: str, pid: int) -> EngineHello | None:
+        """The lost engine core with this process will not come back; returns what it would say, if there is one."""
+        lost = next((hello for hello in self._lost.values() if (hello.name, hello.pid) == (name, pid)), None)
+        if lost is not None:
+            self.forget_lost(name)
+        return lost
 
     def silent(self) -> list[MemberProcess]:
         """The processes of the lost engine cores of which nothing was heard."""

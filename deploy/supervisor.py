@@ -22,13 +22,14 @@ from deploy.config import SERVE_OPTIONS, ServeConfig
 from deploy.control_messages import ControlRequest, Done, Progress, Scale
 from deploy.control_server import ControlServer
 from deploy.coordinator_notices import CoordinatorNotices
+from deploy.exit_causes import describe_exit
 from deploy.launch import SIMULATED, Launch, ProcessSpec, hub_name, pull_spec
 from deploy.load_display import LoadDisplay
 from deploy.run_directory import RunDirectory, remove_stale
 from deploy.silence_watch import SilenceWatch
 from deploy.start_checks import StartError, check_machine, check_options
 from deploy.supervised_process import Role
-from deploy.supervisor_core import FAILURES_BEFORE_READY, Supervisor, describe_exit
+from deploy.supervisor_core import FAILURES_BEFORE_READY, Supervisor
 from deploy.supervisor_events import (
     AnnounceFailure,
     AnnounceHung,
@@ -36,6 +37,7 @@ from deploy.supervisor_events import (
     AnnounceReady,
     AnnounceRestart,
     Answer,
+    AskForSnapshot,
     Command,
     Event,
     Exited,
@@ -45,6 +47,7 @@ from deploy.supervisor_events import (
     Ready,
     Report,
     Requested,
+    Snapshot,
     Start,
     StopRequested,
     TellCoordinator,
@@ -53,7 +56,7 @@ from deploy.supervisor_events import (
 )
 from protocol.errors import AddressError
 from protocol.lifeline import Notice
-from protocol.messages import MemberProcess
+from protocol.messages import ClusterSnapshot
 
 logger = logging.getLogger("shoal.supervisor")
 
@@ -172,7 +175,7 @@ class Cluster:
             async with asyncio.TaskGroup() as tasks:  # whichever fails ends the supervisor, and that its children
                 links = [
                     tasks.create_task(self._notices.run(), name="coordinator notices"),
-                    tasks.create_task(self._silence.run(self._on_silent), name="silence watch"),
+                    tasks.create_task(self._silence.run(self._on_snapshot), name="silence watch"),
                 ]
                 exit_code = await self._handle_events(tasks)
                 for link in links:
@@ -229,9 +232,11 @@ class Cluster:
                 case Kill(name):
                     if child := self._children.get(name):
                         child.kill()
-                case TellCoordinator(name):
+                case TellCoordinator(name, by_fault):
                     if child := self._children.get(name):
-                        await self._notices.tell_exited(name, child.pid)
+                        await self._notices.tell_exited(name, child.pid, by_fault)
+                case AskForSnapshot():
+                    self._silence.subscribe_anew()
                 case Finish(exit_code):
                     self._exit_code = exit_code
                 case Report(ticket, text):
@@ -271,10 +276,13 @@ class Cluster:
         self._display.forget(name)
         self._events.put_nowait(Exited(name, code))
 
-    def _on_silent(self, process: MemberProcess) -> None:
-        child = self._children.get(process.name)
-        if child is not None and child.pid == process.pid:  # not another machine's, nor the next one of this name
-            self._events.put_nowait(Hung(process.name))
+    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        for process in snapshot.silent:
+            child = self._children.get(process.name)
+            if child is not None and child.pid == process.pid:  # not another machine's, nor the next one of this name
+                self._events.put_nowait(Hung(process.name))
+        engine_cores = frozenset(engine.name for engine in snapshot.engines)
+        self._events.put_nowait(Snapshot(snapshot.incarnation, engine_cores))
 
     def _on_notice(self, name: str, notice: Notice, ready_state: str) -> None:
         self._display.update(name, notice, time.monotonic())

@@ -190,8 +190,6 @@ class History:
             assert caller.end is not None, f"request {caller.request_id} hangs at token {caller.num_tokens}"
             if caller.end == "whole":
                 assert caller.num_tokens == caller.max_tokens
-            elif caller.end.startswith("failed"):
-                assert "engine cores died one after another" in caller.end, caller.end
             else:
                 assert caller.end in ("abandoned", "refused: NO_ENGINE", "refused: UNKNOWN_MODEL"), caller.end
 
