@@ -20,6 +20,7 @@ from api_server.client_events import (
     LinkUp,
     NotSent,
     Refuse,
+    Resumed,
     SecondPassed,
     Send,
     Submit,
@@ -242,6 +243,7 @@ class Caller:
         self.max_tokens = max_tokens
         self.is_admitted = False
         self.num_tokens = 0
+        self.num_resumes = 0
         self.end: str | None = None
 
     def take(self, token_ids: list[int]) -> None:
@@ -301,6 +303,8 @@ class ClientProcess(Process):
                     self.callers[request_id].finish(f"failed: {message}")
                 case Forget(request_id):
                     self.callers[request_id].finish("abandoned")
+                case Resumed(request_id):
+                    self.callers[request_id].num_resumes += 1
                 case Leave(why):
                     raise AssertionError(f"{self.name}, which lives, is refused: {why}")
                 case _:
