@@ -469,6 +469,15 @@ async def test_heartbeats_keep_us_a_member(cluster: Cluster) -> None:
     await cluster.until(lambda: coordinator.heartbeats == 1)
 
 
+async def test_it_goes_on_while_its_seconds_pass_with_or_without_a_coordinator(
+    lonely: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lonely.client.second_passed()
+    assert lonely.client.progressing, "nobody to talk to is no standstill"
+    monkeypatch.setattr("api_server.engine_client.STALLED_AFTER_S", 0.0)
+    assert not lonely.client.progressing
+
+
 async def test_a_refusal_ends_the_client(lonely: Cluster) -> None:
     coordinator = FakeCoordinator(lonely.context, lonely.directory)
     coordinator.answers_hello = False
