@@ -295,7 +295,7 @@ class EngineClient:
     @property
     def _knows_models(self) -> bool:
         """Whether no more is to be waited for. What was known stays so while the coordinator is away."""
-        heard = self._was_welcomed and not self.view.wants_snapshot
+        heard = self._was_welcomed and not self.view.wants_snapshot and not self.view.is_settling
         return self._draining or (heard and self._cards.are_settled(self.view.card_hashes()))
 
     def _look_after_cards(self) -> None:

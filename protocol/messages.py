@@ -511,6 +511,8 @@ class ClusterSnapshot(Message, frozen=True):
     them had better end them."""
     tenants: list[TenantState] = []
     """Those that have limits."""
+    settling: bool = False
+    """The coordinator has just started: engine cores that are not named may be about to say Hello."""
 
 
 class EngineUpdate(Message, frozen=True):

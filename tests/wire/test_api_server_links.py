@@ -25,6 +25,7 @@ from protocol.messages import (
     TYPE_NUMBERS,
     Abort,
     ClientHello,
+    ClusterSnapshot,
     EngineCoreOutput,
     EngineCoreRequest,
     EngineLost,
@@ -452,6 +453,21 @@ async def test_a_gap_in_the_cluster_state_brings_a_snapshot(cluster: Cluster) ->
     await cluster.coordinator.publish_raw(*encode(update))
     await cluster.until(lambda: cluster.client.view.engines[0].load.running == 5)
     assert cluster.coordinator.snapshots > snapshots
+
+
+async def test_while_a_coordinator_settles_no_model_is_called_missing(cluster: Cluster) -> None:
+    coordinator = cluster.coordinator
+    assert coordinator is not None
+    none_yet = ClusterSnapshot(coordinator.sequence + 1, coordinator.incarnation, settling=True)
+    await coordinator.publish_raw(*encode(none_yet))
+    await cluster.until(lambda: not cluster.client.ready)
+    asked = asyncio.create_task(cluster.client.model("other"))
+    await asyncio.sleep(0.1)
+    assert not asked.done(), "its engine cores have not said Hello yet"
+    settled = ClusterSnapshot(coordinator.sequence + 2, coordinator.incarnation)
+    await coordinator.publish_raw(*encode(settled))
+    with pytest.raises(UnknownModel):
+        await asked
 
 
 async def test_a_draining_engine_core_alone_is_not_ready(cluster: Cluster) -> None:

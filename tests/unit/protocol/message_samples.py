@@ -96,7 +96,9 @@ SAMPLES: list[Message] = [
     Clients([ClientAddress(ClientIndex(1), "a")], 2, RUN),
     GetBlocks(),
     EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT], ClientIndex(3)),
-    ClusterSnapshot(1, RUN, [STATE], ["n"], 2, {"overloaded": 3}, [MemberProcess("n", 4)], [TenantState("t", 4, 5, 6)]),
+    ClusterSnapshot(
+        1, RUN, [STATE], ["n"], 2, {"overloaded": 3}, [MemberProcess("n", 4)], [TenantState("t", 4, 5, 6)], True
+    ),
     EngineUpdate(1, STATE),
 ]
 
@@ -134,8 +136,8 @@ GOLDEN: dict[type[Message], str] = {
         "409601a16902cb3fe00000000000009199a17201029103020405a1659501c40461626364c40465666768c404696a6b6cc4046d6e6f7003"
     ),
     ClusterSnapshot: (
-        "509801a169919601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c"
-        "0d950e0f1011120291a16e0281aa6f7665726c6f61646564039192a16e049194a174040506"
+        "509901a169919601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c"
+        "0d950e0f1011120291a16e0281aa6f7665726c6f61646564039192a16e049194a174040506c3"
     ),
     EngineUpdate: (
         "5192019601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f10111202"
