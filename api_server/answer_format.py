@@ -7,6 +7,7 @@ import msgspec
 from api_server.choice_text import Finish, content_of
 from api_server.choices import ChoiceDelta
 from api_server.parsers.events import Event
+from api_server.token_entries import TokenEntry
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -36,6 +37,10 @@ class WholeChoice(msgspec.Struct, frozen=True):
     events: list[Event]
     """Those of all its deltas."""
     finish: Finish
+    tokens: list[TokenEntry] = []
+    """Of a choice that keeps them."""
+    prompt: list[TokenEntry] = []
+    """Of its prompt, when log probabilities of that were wanted."""
 
     @property
     def text(self) -> str:
@@ -49,8 +54,11 @@ class AnswerFormat(Protocol):
     def opening(self) -> bytes:
         """Events that can be sent before the first token."""
 
-    def delta(self, delta: ChoiceDelta) -> bytes:
-        """Events for new text and for a choice's end; none for a delta that brings neither."""
+    def delta(self, delta: ChoiceDelta, usage: Usage | None = None) -> bytes:
+        """Events for new text and for a choice's end; none for a delta that brings neither.
+
+        `usage` is that so far, for a caller that wants it with each of them.
+        """
 
     def closing(self, usage: Usage) -> bytes:
         """Events after the last choice has ended."""

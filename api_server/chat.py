@@ -11,7 +11,7 @@ from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
 from api_server.planned_answer import PlannedAnswer, request_plan
-from api_server.prompt_encoding import encode_prompt
+from api_server.prompt_encoding import MOST_TRUNCATED_CONTEXTS, encode_prompt
 from api_server.sampling_options import Prompt
 from api_server.served_model import ServedModel
 from api_server.template_style import TemplateMessage
@@ -29,21 +29,31 @@ async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer
     request = parse_chat(fields)
     model = await backend.model(request.model)
     check_model_takes(request, model)
-    text = await _render(request, model)
-    token_ids = await encode_prompt(model, text, add_special_tokens=False)
-    if not token_ids:
+    text = await render_prompt(request, model)
+    most_contexts = 1 if request.truncate_prompt_tokens is None else MOST_TRUNCATED_CONTEXTS
+    found = await encode_prompt(model, text, request.add_special_tokens, most_contexts)
+    if not found:
         raise invalid("the messages give an empty prompt", "messages")
+    token_ids = request.truncated(found, model.card.max_model_len)
     prompt = Prompt(token_ids, model.card.defaults.max_tokens)
     grammar = answer_grammar(request, model, text)
     plan = request_plan(request, model, [prompt], ID_PREFIX, grammar, not request.parallel_tool_calls)
     answer_id = new_request_id(ID_PREFIX)
     answer_format = ChatFormat(
-        answer_id, int(wall_clock_s()), model.name, request.n, request.wants_usage, request.include_reasoning
+        answer_id,
+        int(wall_clock_s()),
+        model.name,
+        request.n,
+        request.wants_usage,
+        request.include_reasoning,
+        request.token_telling,
+        token_ids,
     )
-    return PlannedAnswer(plan, answer_format, request.stream)
+    return PlannedAnswer(plan, answer_format, request.stream, request.wants_continuous_usage)
 
 
-async def _render(request: ChatRequest, model: ServedModel) -> str:
+async def render_prompt(request: ChatRequest, model: ServedModel) -> str:
+    """The text that the model continues. Raises ApiError, TemplateRefused."""
     template = model.template
     if template is None:
         raise invalid(f"the model {model.name} has no chat template: use /v1/completions", "messages")

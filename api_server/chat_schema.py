@@ -61,6 +61,8 @@ class ChatRequest(SamplingOptions, kw_only=True):
     """The body, without the fields that this version refuses or that have no effect."""
 
     messages: list[ChatMessage]
+    logprobs: bool = False
+    top_logprobs: int | None = None
     max_completion_tokens: int | None = None
     """Newer name of max_tokens; wins when both are given."""
     add_generation_prompt: bool | None = None
@@ -70,6 +72,8 @@ class ChatRequest(SamplingOptions, kw_only=True):
     tools: list[ToolDefinition] = msgspec.field(default_factory=list)
     tool_choice: Any = None
     parallel_tool_calls: bool = True
+    add_special_tokens: bool = False
+    """Whether the tokenizer's own prefix tokens come before the text of the template, which has them as a rule."""
     include_reasoning: bool = True
     reasoning_effort: Effort | None = None
 
@@ -81,11 +85,16 @@ class ChatRequest(SamplingOptions, kw_only=True):
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    def wanted_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 def parse_chat(fields: Fields) -> ChatRequest:
     """The request, checked as far as that goes without the model. Raises ApiError."""
     request = parse(fields, ChatRequest, CHAT_SWITCHES)
     request.check()
+    if request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs is only allowed when logprobs is true", "top_logprobs")
     if not request.messages:
         raise invalid("messages must not be empty", "messages")
     if request.continue_final_message and request.add_generation_prompt:

@@ -13,6 +13,8 @@ from api_server.generation_backend import TokenDelta
 from api_server.parsers.answer_parser import AnswerParser
 from api_server.parsers.events import CallBegan, CallEnded, Content, Event, append_joined
 from api_server.stop_strings import StopStrings
+from api_server.token_entries import TokenEntry, TokenTrail
+from protocol.logprobs import TokenLogprobs
 from protocol.messages import FinishReason
 
 FinishWord = Literal["stop", "length", "tool_calls"]
@@ -37,6 +39,8 @@ class TextDelta(msgspec.Struct, frozen=True):
     events: list[Event]
     """Pieces of one thing are joined; without CallEnded."""
     finish: Finish | None = None
+    tokens: list[TokenEntry] = []
+    """For a choice that keeps them."""
 
     @property
     def text(self) -> str:
@@ -55,13 +59,15 @@ class ChoiceText:
         silent_stop_ids: frozenset[int],
         parser: AnswerParser,
         is_single_call: bool = False,
+        keeps_tokens: bool = False,
     ) -> None:
         """`silent_stop_ids` are left out of the text when they end the choice; `is_single_call`: a tool call does too.
 
         A stop string counts in the content, when it ends in what token number `min_tokens` (from 1) or a later one
-        made certain.
+        made certain. With `keeps_tokens` there is an entry for each token.
         """
         self._detokenizer = detokenizer
+        self._trail = TokenTrail(detokenizer) if keeps_tokens else None
         self._stops = stops
         self._min_tokens = min_tokens
         self._silent_stop_ids = silent_stop_ids
@@ -78,21 +84,38 @@ class ChoiceText:
         assert self.finish is None
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         events: list[Event] = []
-        for index, token_id in enumerate(delta.token_ids):
-            self.completion_tokens += 1
-            ends_it = delta.finish_reason is FinishReason.STOP and index == len(delta.token_ids) - 1
-            if ends_it and token_id in self._silent_stop_ids:
-                break
-            if self._add(events, self._parser.feed(self._detokenizer.push(token_id))):
-                return TextDelta(events, self.finish)
-        if delta.finish_reason is not None:
+        self._take(events, delta)
+        if delta.finish_reason is not None and self.finish is None:
             self._end(events, delta.finish_reason, delta.stop_reason)
-        return TextDelta(events, self.finish)
+        return TextDelta(events, self.finish, self._entries(is_due=bool(events) or self.finish is not None))
 
     def check_invariants(self) -> None:
         """Called by tests."""
         self._stops.check_invariants()
+        if self._trail is not None:
+            self._trail.check_invariants()
         assert self.completion_tokens >= 0
+
+    def _take(self, events: list[Event], delta: TokenDelta) -> None:
+        """The delta's tokens, up to a stop string."""
+        last = len(delta.token_ids) - 1
+        for index, token_id in enumerate(delta.token_ids):
+            self.completion_tokens += 1
+            logprobs = delta.logprobs[index] if delta.logprobs else None
+            ends_it = delta.finish_reason is FinishReason.STOP and index == last
+            if ends_it and token_id in self._silent_stop_ids:
+                if self._trail is not None:
+                    self._trail.end(token_id, logprobs)
+            elif self._add(events, self._parser.feed(self._text_of(token_id, logprobs))):
+                return
+
+    def _text_of(self, token_id: int, logprobs: TokenLogprobs | None) -> str:
+        if self._trail is None:
+            return self._detokenizer.push(token_id)
+        return self._trail.push(token_id, logprobs)
+
+    def _entries(self, is_due: bool) -> list[TokenEntry]:
+        return self._trail.take(self._stops.num_held) if self._trail is not None and is_due else []
 
     def _end(self, events: list[Event], reason: FinishReason, stop_reason: int | None) -> None:
         if not self._add(events, self._parser.finish(is_cut_off=reason is not FinishReason.STOP)):
@@ -116,6 +139,8 @@ class ChoiceText:
         append_joined(events, Content(scan.text))
         if scan.matched is not None:
             self.finish = Finish(self._stop_word, scan.matched)
+            if self._trail is not None:
+                self._trail.cut(scan.cut_off)
 
     def _add_other(self, events: list[Event], event: Event) -> None:
         if isinstance(event, CallEnded):

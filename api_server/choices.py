@@ -26,6 +26,7 @@ from api_server.parsers.call_ids import new_call_id, new_short_call_id
 from api_server.placement import Placement, with_block_keys
 from api_server.served_model import ServedModel
 from api_server.stop_strings import StopStrings
+from api_server.token_entries import TokenEntry, prompt_entries
 from protocol.sampling import SamplingParams
 
 
@@ -58,6 +59,8 @@ class RequestPlan(msgspec.Struct, frozen=True):
     """How answers are taken apart."""
     is_single_call: bool = False
     """Whether a choice ends with its first tool call."""
+    keeps_tokens: bool = False
+    """Whether single tokens are told of."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -70,6 +73,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
 
     index: int
     delta: TextDelta
+    prompt: list[TokenEntry] = []
+    """With the first tokens of a choice, when log probabilities of the prompt were wanted."""
 
 
 class Choices:
@@ -165,7 +170,15 @@ class Choices:
             del self._running[index]
         elif text.finish is not None:
             self._abort([index], AbortCause.STOP_STRING)
-        return ChoiceDelta(index, text)
+        return ChoiceDelta(index, text, self._prompt_entries(index, delta))
+
+    def _prompt_entries(self, index: int, delta: TokenDelta) -> list[TokenEntry]:
+        choice = self._plan.choices[index]
+        is_first = self._texts[index].completion_tokens <= len(delta.token_ids)
+        if choice.sampling.prompt_logprobs is None or not is_first or not delta.token_ids:
+            return []
+        detokenizer = Detokenizer(self._plan.model.tokenizer, [], self._plan.skip_special_tokens)
+        return prompt_entries(detokenizer, choice.prompt_ids, delta.prompt_logprobs)
 
     def _abort(self, indices: Sequence[int], cause: AbortCause) -> None:
         collectors = [self._running.pop(index) for index in indices]
@@ -188,4 +201,5 @@ def _choice_text(plan: RequestPlan, choice: ChoicePlan, markers: frozenset[int])
         frozenset() if plan.include_stop_str_in_output else stop_ids,
         AnswerParser(plan.grammar, new_short_call_id if plan.grammar.has_short_ids else new_call_id),
         plan.is_single_call,
+        plan.keeps_tokens,
     )

@@ -21,6 +21,8 @@ with a finish reason.
 
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from api_server.client_events import (
     Abandon,
     AdmissionTimedOut,
@@ -46,10 +48,12 @@ from api_server.client_events import (
 )
 from api_server.coordinator_link import CoordinatorLink, LinkState
 from api_server.live_generation import GenerationState, LiveGeneration
+from api_server.output_logprobs import output_logprobs, prompt_logprobs
 from api_server.output_sequences import OutputSequences
 from api_server.stray_outputs import StrayOutputs
 from api_server.unacknowledged import Unacknowledged
 from api_server.verdict import GivenUp, GoesOn, OnlyEndMissing, verdict
+from protocol.errors import ProtocolError
 from protocol.identifiers import Incarnation, RequestId
 from protocol.messages import (
     Accepted,
@@ -243,34 +247,39 @@ class ClientCore:
         known = generation.num_received - output.position
         if known < 0 or output.position < 0:
             return self._resume(generation, ResumeCause.OUTPUTS_LOST, now_s)
+        try:
+            logprobs = output_logprobs(output, generation.submit.sampling)[known:]
+            scores = [] if known else prompt_logprobs(output, generation.submit.sampling, generation.num_prompt_tokens)
+        except ProtocolError as error:
+            return self._fail(generation, str(error), now_s)
         token_ids = output.token_ids[known:] if known else output.token_ids
         if generation.num_received + len(token_ids) > generation.submit.sampling.max_tokens:
             return self._fail(generation, "the engine core sent more tokens than were asked for", now_s)
         generation.engine = engine
         is_cleared = generation.receive(token_ids)
-        commands = self._admit(generation) + self._deliver(generation, output, token_ids, now_s)
+        news = Deliver(output.request_id, token_ids, None, None, output.cached_tokens, logprobs, scores)
+        commands = self._admit(generation) + self._deliver(generation, output, news, now_s)
         if is_cleared and output.finish_reason is None and self.is_welcomed:
             commands.append(Send(Cleared([output.key])))
         return commands
 
     def _deliver(
-        self, generation: LiveGeneration, output: EngineCoreOutput, token_ids: list[int], now_s: float
+        self, generation: LiveGeneration, output: EngineCoreOutput, news: Deliver, now_s: float
     ) -> list[Command]:
-        request_id, cached = output.request_id, output.cached_tokens
-        if token_ids and generation.state is GenerationState.ACCEPTED:
+        delivery: list[Command] = [news] if news.token_ids else []
+        if news.token_ids and generation.state is GenerationState.ACCEPTED:
             generation.move(GenerationState.STREAMING)
         if output.finish_reason is None:
-            return [Deliver(request_id, token_ids, cached_tokens=cached)] if token_ids else []
+            return delivery
         if output.finish_reason is FinishReason.ABORT and not generation.is_whole:  # by its shutdown
-            delivery = [Deliver(request_id, token_ids, cached_tokens=cached)] if token_ids else []
             return [*delivery, *self._resume(generation, ResumeCause.ENGINE_DRAINED, now_s)]
         self._end(generation, now_s)
         if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TIMEOUT):
-            return [Deliver(request_id, token_ids, output.finish_reason, output.stop_reason, cached)]
+            return [replace(news, finish_reason=output.finish_reason, stop_reason=output.stop_reason)]
         if output.finish_reason is FinishReason.ABORT:
-            return [Deliver(request_id, token_ids, FinishReason.LENGTH, cached_tokens=cached)]
-        failure = Fail(request_id, output.error or "the engine core ended the request", retryable=False)
-        return [Deliver(request_id, token_ids, cached_tokens=cached), failure] if token_ids else [failure]
+            return [replace(news, finish_reason=FinishReason.LENGTH)]
+        failure = Fail(output.request_id, output.error or "the engine core ended the request", retryable=False)
+        return [*delivery, failure]
 
     # --- ends -------------------------------------------------------------------------------------------------
 

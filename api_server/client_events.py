@@ -9,6 +9,7 @@ import msgspec
 
 from api_server.placement import Placement
 from protocol.identifiers import EngineIndex, RequestId
+from protocol.logprobs import TokenLogprobs
 from protocol.messages import (
     Abort,
     Accepted,
@@ -151,6 +152,10 @@ class Deliver(msgspec.Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] = []
+    """One for each token, when the request asked for them."""
+    prompt_logprobs: list[TokenLogprobs] = []
+    """With the first token, when the request asked for them: of the prompt's tokens from the second on."""
 
 
 class ResumeCause(enum.Enum):

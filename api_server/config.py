@@ -37,6 +37,13 @@ class ApiServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         float,
         Meta(gt=0, description="seconds a running request that has lost its engine core waits for another"),
     ] = 120.0
+    sse_keep_alive_s: Annotated[
+        float, Meta(ge=0, description="seconds of silence after which a stream gets a comment; 0: none")
+    ] = 15.0
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Meta(description="origin whose web pages may call the API (repeatable; * for all); none: no CORS"),
+    ] = ()
     drain_timeout_s: Annotated[float, Meta(ge=0, description="after SIGTERM, seconds for open requests to finish")] = (
         30.0
     )

@@ -52,7 +52,7 @@ class Detokenizer:
         self._anchor: int | None = None
         """The last token of plain text: decoders of word-based vocabularies look back by one token."""
         for token_id in prompt_ids[-_LONGEST_CHARACTER_BYTES:]:
-            self._utf8.decode(self._bytes_of(token_id))
+            self._utf8.decode(self._take(token_id))
         if prompt_ids and tokenizer.is_special(prompt_ids[-1]):
             self._anchor = None  # text after a turn marker starts anew, without the space of a next word
 
@@ -60,9 +60,10 @@ class Detokenizer:
         """The text that is complete with this token; empty for a skipped token and within a character."""
         if self._skip_special_tokens and self._tokenizer.is_special(token_id) and token_id not in self._never_skipped:
             return ""
-        return self._utf8.decode(self._bytes_of(token_id))
+        return self._utf8.decode(self._take(token_id))
 
-    def _bytes_of(self, token_id: int) -> bytes:
+    def spell(self, token_id: int) -> bytes:
+        """What the token would add here, special tokens by their names; nothing is changed."""
         name = self._tokenizer.token(token_id)
         if name is None:  # the output layer may have more rows than the vocabulary has tokens
             return b""
@@ -70,16 +71,26 @@ class Detokenizer:
             # Added tokens are spelled as they are, also where their letters double as names of bytes.
             added = self._tokenizer.added_token(token_id)
             return _byte_level_bytes(name) if added is None else added.encode()
+        byte = self._byte_named(name)
+        return self._text_of(token_id).encode() if byte is None else byte
+
+    def _take(self, token_id: int) -> bytes:
+        spelling = self.spell(token_id)
+        name = self._tokenizer.token(token_id)
+        if name is not None and not self._tokenizer.byte_level and self._byte_named(name) is None:
+            self._anchor = token_id
+        return spelling
+
+    def _byte_named(self, name: str) -> bytes | None:
         byte = _BYTE_TOKEN.fullmatch(name) if self._tokenizer.byte_fallback else None
-        return bytes([int(byte[1], 16)]) if byte else self._text_of(token_id).encode()
+        return bytes([int(byte[1], 16)]) if byte else None
 
     def _text_of(self, token_id: int) -> str:
         """What the token adds to the text of the token before it."""
-        before, self._anchor = self._anchor, token_id
-        if before is None:
+        if self._anchor is None:
             return self._tokenizer.decode([token_id])
-        both = self._tokenizer.decode([before, token_id])
-        return both.removeprefix(self._tokenizer.decode([before]))
+        both = self._tokenizer.decode([self._anchor, token_id])
+        return both.removeprefix(self._tokenizer.decode([self._anchor]))
 
 
 def _byte_level_bytes(name: str) -> bytes:

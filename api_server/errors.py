@@ -13,6 +13,7 @@ from protocol.messages import RejectReason, TokenAllowance
 
 MAX_ERROR_CHARS = 500
 """Longest error text; what a caller sent is never repeated at length."""
+RATE_LIMIT_HEADERS = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens")
 RETRY_AFTER_S = 1.0
 """Advice for faults that pass soon: a supervisor restarts an engine core within seconds."""
 
@@ -72,15 +73,19 @@ def invalid(message: str, param: str | None) -> ApiError:
     return ApiError(ErrorKind.INVALID, message, param)
 
 
-class _ErrorBody(msgspec.Struct, frozen=True):
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What went wrong."""
+
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class _ErrorEnvelope(msgspec.Struct, frozen=True):
-    error: _ErrorBody
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    """Body of every answer other than success."""
+
+    error: ErrorBody
 
 
 _encoder = msgspec.json.Encoder()
@@ -89,7 +94,7 @@ _encoder = msgspec.json.Encoder()
 def encode_error(error: ApiError) -> bytes:
     """OpenAI's error object as JSON; body of a response, or data of an event when the stream has begun."""
     row = error.kind.value
-    return _encoder.encode(_ErrorEnvelope(_ErrorBody(error.message, row.type, error.param, row.code)))
+    return _encoder.encode(ErrorEnvelope(ErrorBody(error.message, row.type, error.param, row.code)))
 
 
 def error_response(error: ApiError, headers: dict[str, str] | None = None) -> Response:
@@ -110,11 +115,8 @@ def error_response(error: ApiError, headers: dict[str, str] | None = None) -> Re
 
 def _rate_limit_headers(allowance: TokenAllowance) -> dict[str, str]:
     """OpenAI's (API reference, "Rate limits", headers)."""
-    return {
-        "x-ratelimit-limit-tokens": str(allowance.limit_tokens),
-        "x-ratelimit-remaining-tokens": str(allowance.remaining_tokens),
-        "x-ratelimit-reset-tokens": f"{allowance.reset_s:.3f}s",
-    }
+    values = (str(allowance.limit_tokens), str(allowance.remaining_tokens), f"{allowance.reset_s:.3f}s")
+    return dict(zip(RATE_LIMIT_HEADERS, values, strict=True))
 
 
 DomainError = UnknownModel | NoModel | Rejected | GenerationFailed | TemplateRefused

@@ -11,6 +11,7 @@ import msgspec
 
 from api_server.placement import Placement
 from api_server.served_model import ServedModel
+from protocol.logprobs import TokenLogprobs
 from protocol.messages import FinishReason, RejectReason, TokenAllowance
 from protocol.sampling import SamplingParams
 
@@ -25,6 +26,10 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
     """The token of stop_token_ids that ended it."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed again, as far as known by now."""
+    logprobs: list[TokenLogprobs] = []
+    """One for each token, when the request asked for them."""
+    prompt_logprobs: list[TokenLogprobs] = []
+    """With the first token, when the request asked for them: of the prompt's tokens from the second on."""
 
 
 class AbortCause(enum.Enum):

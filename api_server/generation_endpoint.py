@@ -21,10 +21,12 @@ from api_server.disconnect import cancel_on_disconnect
 from api_server.errors import RETRY_AFTER_S, ApiError, ErrorKind, encode_error, from_domain
 from api_server.generation_backend import GenerationBackend, GenerationFailed
 from api_server.json_body import check_headers, split_fields
+from api_server.keep_alive import KeepAlive
 from api_server.parsers.events import Event
 from api_server.placement_hints import placement_by_headers
 from api_server.planned_answer import PlannedAnswer, Planner
 from api_server.sse import EventStream, event
+from api_server.token_entries import TokenEntry
 from api_server.uploads import Uploads
 
 logger = logging.getLogger("shoal.api_server")
@@ -34,9 +36,16 @@ class GenerationEndpoint:
     """ASGI application of one route."""
 
     def __init__(
-        self, backend: GenerationBackend, planner: Planner, uploads: Uploads, request_timeout_s: float | None = None
+        self,
+        backend: GenerationBackend,
+        planner: Planner,
+        uploads: Uploads,
+        request_timeout_s: float | None = None,
+        keep_alive_s: float = 0.0,
     ) -> None:
-        """`request_timeout_s` is for requests that do not say themselves how long they may take."""
+        """`request_timeout_s` is for requests that do not say themselves how long they may take; `keep_alive_s` as in
+        KeepAlive."""
+        self._keep_alive_s = keep_alive_s
         self._backend = backend
         self._request_timeout_s = request_timeout_s
         self._planner = planner
@@ -59,17 +68,25 @@ class GenerationEndpoint:
 
     async def _whole(self, planned: PlannedAnswer, scope: Scope, receive: Receive, send: Send) -> None:
         parts: list[list[Event]] = [[] for _ in planned.plan.choices]
+        tokens: list[list[TokenEntry]] = [[] for _ in planned.plan.choices]
+        prompts: dict[int, list[TokenEntry]] = {}
         finishes: dict[int, Finish] = {}
         async with Choices(self._backend, planned.plan) as choices:
             await choices.submit()
             while choices.running:
                 for new in await choices.next():
                     parts[new.index] += new.delta.events
+                    tokens[new.index] += new.delta.tokens
+                    if new.prompt:
+                        prompts[new.index] = new.prompt
                     if new.delta.finish is not None:
                         finishes[new.index] = new.delta.finish
         if choices.completion_tokens == 0 and OUT_OF_TIME in finishes.values():
             raise out_of_time()
-        whole = [WholeChoice(found, finishes[index]) for index, found in enumerate(parts)]
+        whole = [
+            WholeChoice(found, finishes[index], tokens[index], prompts.get(index, []))
+            for index, found in enumerate(parts)
+        ]
         body = planned.format.whole(whole, _usage(planned, choices))
         await Response(body, media_type="application/json")(scope, receive, send)
 
@@ -94,10 +111,13 @@ class GenerationEndpoint:
         async with Choices(self._backend, planned.plan) as choices:
             await choices.submit()
             await stream.start()
+            keep_alive = KeepAlive(stream, self._keep_alive_s)
             events = planned.format.opening()
             while choices.running:
                 await stream.write(events)
-                events = b"".join([planned.format.delta(delta) for delta in await choices.next()])
+                deltas = await keep_alive.during(choices.next())
+                usage = _usage(planned, choices) if planned.continuous_usage else None
+                events = b"".join([planned.format.delta(delta, usage) for delta in deltas])
         return events + planned.format.closing(_usage(planned, choices))
 
 

@@ -86,6 +86,11 @@ class LiveGeneration:
         return len(self._received)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt itself."""
+        return len(self.submit.prompt) // TOKEN_ID_BYTES
+
+    @property
     def is_whole(self) -> bool:
         """Whether all tokens that were asked for are there."""
         return self.num_received >= self.submit.sampling.max_tokens
@@ -163,7 +168,7 @@ class LiveGeneration:
             client_index=client_index,
             attempt=self.attempt,
             model=submit.model,
-            num_prompt_tokens=len(submit.prompt) // TOKEN_ID_BYTES + self._num_resubmitted,
+            num_prompt_tokens=self.num_prompt_tokens + self._num_resubmitted,
             sampling=submit.sampling,
             arrival_time_s=submit.arrival_time_s,
             priority=submit.priority,

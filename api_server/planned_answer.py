@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from api_server.answer_format import AnswerFormat
+from api_server.bad_words import bad_words_token_ids
 from api_server.choices import ChoicePlan, RequestPlan
 from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
@@ -27,6 +28,8 @@ class PlannedAnswer(msgspec.Struct, frozen=True):
     plan: RequestPlan
     format: AnswerFormat
     stream: bool
+    continuous_usage: bool = False
+    """Whether each chunk tells the usage so far."""
 
     def placed(self, by_headers: Placement) -> "PlannedAnswer":
         """The same, where the headers say."""
@@ -50,10 +53,11 @@ def request_plan(
     if len(prompts) * options.n > MAX_CHOICES:
         raise invalid(f"prompts times n must be at most {MAX_CHOICES}", "n")
     seed = secrets.randbits(63) if options.seed is None else options.seed
+    bad_words = bad_words_token_ids(options.bad_words, model)
     return RequestPlan(
         model=model,
         choices=[
-            ChoicePlan(prompt.token_ids, sampling_params(options, model.card, prompt, seed + i))
+            ChoicePlan(prompt.token_ids, sampling_params(options, model.card, prompt, seed + i, bad_words))
             for prompt in prompts
             for i in range(options.n)
         ],
@@ -67,4 +71,5 @@ def request_plan(
         skip_special_tokens=options.skip_special_tokens,
         grammar=grammar,
         is_single_call=is_single_call,
+        keeps_tokens=options.token_telling.needs_entries,
     )

@@ -4,10 +4,13 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from api_server.bad_words import check_bad_words
 from api_server.errors import ApiError, ErrorKind, invalid
+from api_server.logprob_format import TokenTelling
 from api_server.placement import Placement
 from api_server.placement_hints import check_session_key
 from protocol.card import ModelCard
+from protocol.logprobs import MAX_LOGPROBS
 from protocol.sampling import SamplingParams
 
 MAX_N = 128
@@ -15,6 +18,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_PROMPT_LOGPROBS = 2**21
+"""Of one prompt; with their ids 16 MiB on their way from the engine core."""
 MAX_CACHE_SALT_CHARS = 256
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them overflows float16."""
@@ -26,32 +32,39 @@ UINT64_MASK = 2**64 - 1
 Number = TypeVar("Number", int, float)
 
 
-class _Range(NamedTuple):
+class Range(NamedTuple):
+    """Of a number."""
+
     low: float
     high: float
     """Written out in errors as given here, integers as integers."""
     low_excluded: bool = False
 
     def holds(self, value: float) -> bool:
+        """Whether the number is in it; NaN is in none."""
         return (self.low < value or (value == self.low and not self.low_excluded)) and value <= self.high
 
     def __str__(self) -> str:
         return f"{'greater than' if self.low_excluded else 'at least'} {self.low} and at most {self.high}"
 
 
-_RANGES = {
-    "temperature": _Range(0, 2),
-    "top_p": _Range(0, 1, low_excluded=True),
-    "top_k": _Range(-1, MAX_INT32),
-    "min_p": _Range(0, 1),
-    "repetition_penalty": _Range(0.01, 100),  # beyond these logits leave float16
-    "presence_penalty": _Range(-2, 2),
-    "frequency_penalty": _Range(-2, 2),
-    "n": _Range(1, MAX_N),
-    "min_tokens": _Range(0, MAX_INT32),
-    "max_tokens": _Range(1, MAX_INT32),
-    "max_completion_tokens": _Range(1, MAX_INT32),
-    "priority": _Range(-MAX_INT32, MAX_INT32),
+RANGES = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, low_excluded=True),
+    "top_k": Range(-1, MAX_INT32),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0.01, 100),  # beyond these logits leave float16
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "n": Range(1, MAX_N),
+    "min_tokens": Range(0, MAX_INT32),
+    "max_tokens": Range(1, MAX_INT32),
+    "max_completion_tokens": Range(1, MAX_INT32),
+    "top_logprobs": Range(0, MAX_LOGPROBS),
+    "logprobs": Range(0, MAX_LOGPROBS),
+    "prompt_logprobs": Range(0, MAX_LOGPROBS),
+    "truncate_prompt_tokens": Range(-1, MAX_INT32),
+    "priority": Range(-MAX_INT32, MAX_INT32),
 }
 
 
@@ -85,6 +98,12 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     priority: int = 0
     cache_salt: str | None = None
     session_id: str | None = None
@@ -94,17 +113,23 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     def check(self) -> None:
         """All that can be checked without the model. Raises ApiError."""
         for name, value in msgspec.structs.asdict(self).items():
-            if name in _RANGES and value is not None and not _RANGES[name].holds(value):
-                raise invalid(f"{name} must be {_RANGES[name]}", name)
+            if name in RANGES and type(value) in (int, float) and not RANGES[name].holds(value):
+                raise invalid(f"{name} must be {RANGES[name]}", name)
         if self.seed is not None and not SEED_RANGE[0] <= self.seed <= SEED_RANGE[1]:
             raise invalid("seed must be a signed 64-bit integer", "seed")
         if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_CACHE_SALT_CHARS:
             raise invalid(f"cache_salt must have 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt")
+        if self.prompt_logprobs is not None and self.stream:  # as in vLLM: they belong to no chunk
+            raise invalid("prompt_logprobs is not allowed when stream is true", "prompt_logprobs")
+        if self.truncate_prompt_tokens == 0:
+            raise invalid("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
+        check_bad_words(self.bad_words)
         for name, value in (("session_id", self.session_id), ("prompt_cache_key", self.prompt_cache_key)):
             if value is not None:
                 check_session_key(value, name)
         self._check_stops()
-        self._check_stream_options()
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options is only allowed when stream is true", "stream_options")
 
     @property
     def stop_strings(self) -> list[str]:
@@ -117,6 +142,21 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage is True
 
     @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether each chunk of the stream tells the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats is True
+
+    @property
+    def token_telling(self) -> TokenTelling:
+        """What is to be told of single tokens."""
+        return TokenTelling(
+            self.wanted_logprobs() is not None,
+            self.return_token_ids,
+            self.return_tokens_as_token_ids,
+            self.prompt_logprobs is not None,
+        )
+
+    @property
     def placement(self) -> Placement:
         """What the body says of where the request had better run."""
         return Placement(self.session_id or self.prompt_cache_key or "")
@@ -124,6 +164,22 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     def token_limit(self) -> int | None:
         """What the caller set as the most tokens to generate."""
         return self.max_tokens
+
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives of each token the caller wants; None for no log probabilities."""
+        return None
+
+    def wanted_prompt_logprobs(self) -> int | None:
+        """The same of each token of the prompt."""
+        return self.prompt_logprobs
+
+    def truncated(self, token_ids: list[int], max_model_len: int) -> list[int]:
+        """The end of the prompt that the caller wants; at -1 what leaves room for the output in the context."""
+        if self.truncate_prompt_tokens is None:
+            return token_ids
+        if self.truncate_prompt_tokens == -1:
+            return token_ids[-max(1, max_model_len - (self.token_limit() or 1)) :]
+        return token_ids[-self.truncate_prompt_tokens :]
 
     def _check_stops(self) -> None:
         stops = self.stop_strings
@@ -134,15 +190,6 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
                 path = "stop" if isinstance(self.stop, str) else f"stop[{index}]"
                 raise invalid(f"{path} must have 1 to {MAX_STOP_CHARS} characters", path)
 
-    def _check_stream_options(self) -> None:
-        if self.stream_options is None:
-            return
-        if not self.stream:
-            raise invalid("stream_options is only allowed when stream is true", "stream_options")
-        if self.stream_options.continuous_usage_stats:
-            path = "stream_options.continuous_usage_stats"
-            raise ApiError(ErrorKind.NOT_SUPPORTED, f"{path} is not supported by this server", path)
-
 
 class Prompt(NamedTuple):
     """One prompt with what the sampling of its choices needs."""
@@ -152,7 +199,13 @@ class Prompt(NamedTuple):
     """For a caller that set no limit; None is the rest of the context."""
 
 
-def sampling_params(options: SamplingOptions, card: ModelCard, prompt: Prompt, seed: int) -> SamplingParams:
+def sampling_params(
+    options: SamplingOptions,
+    card: ModelCard,
+    prompt: Prompt,
+    seed: int,
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = (),
+) -> SamplingParams:
     """The parameters of one choice. `seed` is its own, any integer. Raises ApiError, also for a prompt too long."""
     temperature = _first(options.temperature, card.defaults.temperature, 1.0)
     max_tokens = _max_tokens(options, card, prompt)
@@ -172,6 +225,10 @@ def sampling_params(options: SamplingOptions, card: ModelCard, prompt: Prompt, s
         stop_token_ids=_stop_token_ids(options, card.vocab_size),
         ignore_eos=options.ignore_eos,
         logit_bias=_logit_bias(options.logit_bias, card.vocab_size),
+        logprobs=options.wanted_logprobs(),
+        allowed_token_ids=_allowed_token_ids(options.allowed_token_ids, card.vocab_size),
+        bad_words_token_ids=bad_words_token_ids,
+        prompt_logprobs=_prompt_logprobs(options, prompt),
     )
 
 
@@ -193,14 +250,34 @@ def _max_tokens(options: SamplingOptions, card: ModelCard, prompt: Prompt) -> in
     return min(room, wanted or prompt.default_max_tokens or room)
 
 
+def _prompt_logprobs(options: SamplingOptions, prompt: Prompt) -> int | None:
+    wanted = options.wanted_prompt_logprobs()
+    if wanted is not None and len(prompt.token_ids) * (1 + wanted) > MAX_PROMPT_LOGPROBS:
+        field = "logprobs" if options.prompt_logprobs is None else "prompt_logprobs"
+        raise invalid(f"{field} of a prompt: at most {MAX_PROMPT_LOGPROBS} in all, alternatives included", field)
+    return wanted
+
+
 def _stop_token_ids(options: SamplingOptions, vocab_size: int) -> tuple[int, ...]:
     if len(options.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise invalid(f"stop_token_ids has more than {MAX_STOP_TOKEN_IDS} entries", "stop_token_ids")
-    for index, token_id in enumerate(options.stop_token_ids):
+    return _token_ids("stop_token_ids", options.stop_token_ids, vocab_size)
+
+
+def _allowed_token_ids(token_ids: list[int] | None, vocab_size: int) -> tuple[int, ...] | None:
+    if token_ids is None:
+        return None
+    if not 1 <= len(token_ids) <= MAX_ALLOWED_TOKEN_IDS:
+        raise invalid(f"allowed_token_ids must have 1 to {MAX_ALLOWED_TOKEN_IDS} entries", "allowed_token_ids")
+    return _token_ids("allowed_token_ids", token_ids, vocab_size)
+
+
+def _token_ids(field: str, token_ids: list[int], vocab_size: int) -> tuple[int, ...]:
+    for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
-            path = f"stop_token_ids[{index}]"
+            path = f"{field}[{index}]"
             raise invalid(f"{path} is not a token id of this model (0 to {vocab_size - 1})", path)
-    return tuple(options.stop_token_ids)
+    return tuple(token_ids)
 
 
 def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:

@@ -15,7 +15,7 @@ VERSION = importlib.metadata.version("shoal")
 _encoder = msgspec.json.Encoder()
 
 
-class _Model(msgspec.Struct, frozen=True, tag_field="object", tag="model"):
+class ModelObject(msgspec.Struct, frozen=True, tag_field="object", tag="model"):
     """OpenAI's model object, with the context length as vLLM adds it."""
 
     id: str
@@ -24,15 +24,21 @@ class _Model(msgspec.Struct, frozen=True, tag_field="object", tag="model"):
     owned_by: str = "shoal"
 
 
-class _ModelList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    data: list[_Model]
+class ModelList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+    """What is served."""
+
+    data: list[ModelObject]
 
 
-class _Status(msgspec.Struct, frozen=True):
+class Status(msgspec.Struct, frozen=True):
+    """Of the process."""
+
     status: Literal["ok", "ready", "waiting for the coordinator or an engine core", "draining", "stalled"]
 
 
-class _Version(msgspec.Struct, frozen=True):
+class VersionObject(msgspec.Struct, frozen=True):
+    """Of Shoal."""
+
     version: str
 
 
@@ -45,7 +51,7 @@ class StatusRoutes:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models. Raises NoModel."""
-        return _json(_ModelList([_describe(model) for model in await self._backend.models()]))
+        return _json(ModelList([_describe(model) for model in await self._backend.models()]))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}; names may hold slashes. Raises UnknownModel, NoModel."""
@@ -54,19 +60,19 @@ class StatusRoutes:
     async def health(self, request: Request) -> Response:
         """GET /health: the process goes on, whatever it can serve. A coordinator that is away is no reason to end it:
         its streams do not need one."""
-        return _json(_Status("ok")) if self._backend.progressing else _json(_Status("stalled"), 503)
+        return _json(Status("ok")) if self._backend.progressing else _json(Status("stalled"), 503)
 
     async def ready(self, request: Request) -> Response:
         """GET /ready: whether a load balancer should send requests here."""
         if self._backend.draining:
-            return _json(_Status("draining"), 503)
+            return _json(Status("draining"), 503)
         if not self._backend.ready:
-            return _json(_Status("waiting for the coordinator or an engine core"), 503)
-        return _json(_Status("ready"))
+            return _json(Status("waiting for the coordinator or an engine core"), 503)
+        return _json(Status("ready"))
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
-        return _json(_Version(VERSION))
+        return _json(VersionObject(VERSION))
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus exposition."""
@@ -74,8 +80,8 @@ class StatusRoutes:
         return Response(body, headers={"content-type": content_type})
 
 
-def _describe(model: ServedModel) -> _Model:
-    return _Model(model.name, model.created, model.card.max_model_len)
+def _describe(model: ServedModel) -> ModelObject:
+    return ModelObject(model.name, model.created, model.card.max_model_len)
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> Response:

@@ -18,6 +18,8 @@ class StopScan(msgspec.Struct, frozen=True):
     """Text that is certain now."""
     matched: str | None = None
     """The stop string that was found; the scan is over."""
+    cut_off: int = 0
+    """Characters that are not let out because of it, those behind it included."""
 
 
 class StopStrings:
@@ -34,8 +36,13 @@ class StopStrings:
         for position, character in enumerate(text):
             matched = self._advance(character)
             if matched is not None and armed:
-                return self._cut(text[: position + 1], matched)
+                return self._cut(text, position + 1, matched)
         return self._let_out(text)
+
+    @property
+    def num_held(self) -> int:
+        """Characters that are held back."""
+        return len(self._held)
 
     def release(self) -> str:
         """What is held back, because the text is interrupted: no stop string goes across."""
@@ -64,10 +71,13 @@ class StopStrings:
                 matched = automaton.pattern
         return matched
 
-    def _cut(self, text: str, matched: str) -> StopScan:
+    def _cut(self, text: str, end: int, matched: str) -> StopScan:
+        """`matched` ends in front of text[end]."""
+        end += len(self._held)
         text = self._held + text
         self.finish()
-        return StopScan(text if self._include_in_output else text[: -len(matched)], matched)
+        end -= 0 if self._include_in_output else len(matched)
+        return StopScan(text[:end], matched, len(text) - end)
 
     def _let_out(self, text: str) -> StopScan:
         text = self._held + text

@@ -1,7 +1,6 @@
 """Request fields that this version does not act on: refused unless they say "off", never silently ignored.
 
-Fields that no answer depends on are accepted without effect instead, and therefore not listed: user, metadata,
-safety_identifier, prompt_cache_retention.
+Fields that no answer depends on are accepted without effect instead, in any form.
 """
 
 from collections.abc import Mapping
@@ -11,30 +10,28 @@ from api_server.json_body import NEVER, Switch
 _COMMON = {
     "store": Switch((False,)),
     "service_tier": Switch(("auto", "default")),
-    "prompt_logprobs": NEVER,
     "logprob_token_ids": NEVER,
     "use_beam_search": Switch((False,)),
     "length_penalty": Switch((1, 1.0)),
-    "bad_words": Switch(([],)),
-    "allowed_token_ids": NEVER,
-    "truncate_prompt_tokens": NEVER,
-    "spaces_between_special_tokens": Switch((True,)),
+    "truncation_side": Switch(("left",)),
+    "watermarking": Switch((False,)),
+    "return_prompt_text": Switch((False,)),
+    "repetition_detection": NEVER,
+    "kv_transfer_params": NEVER,
+    "ec_transfer_params": NEVER,
+    "vllm_xargs": Switch(({},)),
+    "stream_interval": Switch((1,)),
     "response_format": Switch(({"type": "text"},)),
     "structured_outputs": NEVER,
     "guided_json": NEVER,
     "guided_regex": NEVER,
     "guided_choice": NEVER,
     "guided_grammar": NEVER,
-    "return_token_ids": Switch((False,)),
-    "return_tokens_as_token_ids": Switch((False,)),
     "xtc_probability": Switch((0, 0.0)),
     "mirostat": Switch((0,)),
 }
 
 COMPLETION_SWITCHES: Mapping[str, Switch] = _COMMON | {
-    "best_of": Switch((1,)),
-    "echo": Switch((False,)),
-    "logprobs": Switch((False,)),
     "prompt_embeds": NEVER,
     "suffix": Switch(("",)),
 }
@@ -48,15 +45,25 @@ CHAT_SWITCHES: Mapping[str, Switch] = _COMMON | {
     "echo": Switch((False,)),
     "function_call": Switch(("none",)),
     "functions": Switch(([],)),
-    "logprobs": Switch((False,)),
+    "media_io_kwargs": Switch(({},)),
+    "mm_processor_kwargs": Switch(({},)),
     "modalities": Switch((["text"],)),
     "prediction": NEVER,
     "separate_reasoning": Switch((True,)),
     "thinking": NEVER,
     "thinking_budget": NEVER,
     "thinking_token_budget": NEVER,
-    "top_logprobs": Switch((0,)),
     "verbosity": NEVER,
     "web_search_options": NEVER,
 }
 """/v1/chat/completions."""
+
+WITHOUT_EFFECT = (
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_retention",
+    "spaces_between_special_tokens",
+    "request_id",
+)
+"""Of both routes; docs/http-api.md says why."""

@@ -110,12 +110,16 @@ class BlockRestore(msgspec.Struct, frozen=True):
 
 
 class PrefillChunk(msgspec.Struct, frozen=True):
-    """Compute the KV of these tokens; their logits are not wanted."""
+    """Compute the KV of these tokens."""
 
     row: int
     start: int
     """Position of the first token in its sequence: so many tokens of the row are in the KV cache already."""
     token_ids: Sequence[int]
+    targets: Sequence[int] = ()
+    """When log probabilities are wanted: the token that follows each of these. Else their logits are not wanted."""
+    logprobs: int = 0
+    """How many alternatives of each target are wanted."""
 
 
 class DecodeRow(msgspec.Struct, frozen=True):
@@ -167,6 +171,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """How long the device took, without the time for which it waited for the plan."""
     logprobs: dict[int, TokenLogprobs] = {}
     """Index in `StepPlan.decodes` to what was asked for: only of rows that did."""
+    prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
+    """Row to what was asked for of the targets of its prefill chunk: only of chunks that have such."""
 
 
 class Device(Protocol):

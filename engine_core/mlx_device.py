@@ -27,10 +27,12 @@ from engine_core.model_card import read_model_card
 from engine_core.model_folder import check_model_folder
 from engine_core.model_runner import ModelRunner, PlanError
 from engine_core.pool_lengths import pool_lengths
+from engine_core.prompt_scores import score_chunk
 from engine_core.runner_choice import choose_runner, kv_capacity
 from engine_core.sampler import Sampled, Sampler
 from engine_core.token_feedback import TokenFeedback
 from protocol.card import ModelCard
+from protocol.logprobs import TokenLogprobs
 from protocol.prefix_hash import BLOCK_TOKENS
 
 logger = logging.getLogger("shoal.engine_core.model")
@@ -51,11 +53,15 @@ def gains_by_lookahead() -> bool:
 class _Step:
     """A plan that is not collected."""
 
-    def __init__(self, done: mx.array, sampled: Sampled | None, submitted_s: float) -> None:
+    def __init__(
+        self, done: mx.array, sampled: Sampled | None, submitted_s: float, scores: dict[int, Sequence[TokenLogprobs]]
+    ) -> None:
         self.done = done
         """Evaluated when all is that the step writes."""
         self.sampled = sampled
         self.submitted_s = submitted_s
+        self.scores = scores
+        """Of prompt tokens, by row."""
 
 
 class MlxDevice:
@@ -94,10 +100,14 @@ class MlxDevice:
             self._sampler.release(row)
         for admission in plan.admissions:
             self._sampler.admit(admission)
-        logits = self._runner.forward(plan.prefills, plan.decodes, fed)
+        scores: dict[int, Sequence[TokenLogprobs]] = {
+            chunk.row: score_chunk(self._runner, chunk) for chunk in plan.prefills if chunk.targets
+        }
+        prefills = [chunk for chunk in plan.prefills if not chunk.targets] if scores else plan.prefills
+        logits = self._runner.forward(prefills, plan.decodes, fed)
         sampled = None if logits is None else self._sampler.sample(logits, plan.decodes)
         self._feedback.sampled(plan.decodes, None if sampled is None else sampled.tokens)
-        self._in_flight.append(_Step(self._start(sampled), sampled, submitted_s))
+        self._in_flight.append(_Step(self._start(sampled), sampled, submitted_s, scores))
 
     def _start(self, sampled: Sampled | None) -> mx.array:
         """Starts all that the step computes; returns what is evaluated when all of it is.
@@ -118,9 +128,9 @@ class MlxDevice:
         elapsed_s = ended_s - max(step.submitted_s, self._idle_since_s)
         self._idle_since_s = ended_s
         if step.sampled is None:
-            return StepResult([], elapsed_s)
+            return StepResult([], elapsed_s, prompt_logprobs=step.scores)
         token_ids: list[int] = step.sampled.tokens.tolist()  # type: ignore[assignment]  # one-dimensional
-        return StepResult(token_ids, elapsed_s, step.sampled.logprobs())
+        return StepResult(token_ids, elapsed_s, step.sampled.logprobs(), step.scores)
 
     def read_block(self, block_id: BlockId) -> BlockData:
         """See Device."""
@@ -133,6 +143,7 @@ class MlxDevice:
             self._check_ids(admission.row, admission.output)
         for chunk in plan.prefills:
             self._check_ids(chunk.row, chunk.token_ids)
+            self._check_ids(chunk.row, chunk.targets)
         for decode in plan.decodes:
             self._check_ids(decode.row, _known(decode))
 

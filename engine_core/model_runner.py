@@ -42,6 +42,13 @@ class ModelRunner(Protocol):
         """
         ...
 
+    def score(self, chunk: PrefillChunk) -> mx.array:
+        """Feeds one chunk in a forward of its own; logits of all its tokens, [n, vocabulary], not evaluated.
+
+        It comes before the step's `forward`. Raises PlanError when the row is not ready for its tokens.
+        """
+        ...
+
     def read_block(self, block_id: BlockId) -> BlockData:
         """See Device. Raises PlanError for one that is not stored."""
         ...

@@ -20,7 +20,8 @@ def check_request(
 ) -> RequestArrived | RequestInvalid:
     """The request with its prompt, or what is wrong with it.
 
-    `prefix_card_hash` is that of the model whose prefixes are stored; None where none are.
+    `prefix_card_hash` is that of the model whose prefixes are stored; None where none are. A prompt whose log
+    probabilities are wanted is computed anew, all of it.
     """
     if not 1 <= len(buffers) <= 2:  # the second one is the coordinator's: what it names is not trusted here
         return RequestInvalid(request, f"{len(buffers)} buffers came with the request instead of 1 or 2")
@@ -30,7 +31,7 @@ def check_request(
         return RequestInvalid(request, str(error))
     for problem in _problems(request, prompt, vocab_size):
         return RequestInvalid(request, problem)
-    if prefix_card_hash is None:
+    if prefix_card_hash is None or request.sampling.prompt_logprobs is not None:
         return RequestArrived(request, prompt)
     root = prefix_root(prefix_card_hash, adapter="", cache_salt=request.cache_salt)
     return RequestArrived(request, prompt, prefix_chain(root, prompt))

@@ -60,6 +60,10 @@ class RowRunner:
         ]
         return mx.concatenate(logits) if logits else None
 
+    def score(self, chunk: PrefillChunk) -> mx.array:
+        """See ModelRunner."""
+        return self._feed(self._row_at(chunk.row, chunk.start), mx.array(list(chunk.token_ids)))[0]
+
     def read_block(self, block_id: BlockId) -> BlockData:
         """Raises PlanError: none is stored."""
         raise PlanError(f"block {block_id} was never stored")

@@ -256,6 +256,9 @@ class Scheduler:
         self._steps_total += bool(shares)
         self._chunk_budget.observe(step_shape(shares), result.elapsed_s)
         outputs: OutputsByClient = {}
+        for share in shares:
+            if share.counts and share.sequence.row in result.prompt_logprobs:
+                share.sequence.scored(result.prompt_logprobs[share.sequence.row])
         decodes = [share for share in shares if share.decodes]
         for index, (share, token_id) in enumerate(zip(decodes, result.token_ids, strict=True)):
             if share.counts:
@@ -265,6 +268,7 @@ class Scheduler:
 
     def _take_token(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> EngineCoreOutput:
         position = len(sequence.output)
+        scores = sequence.take_prompt_logprobs()
         sequence.sampled(token_id)
         self._generation_tokens_total += 1
         reason, stop_reason = finish_reason(sequence, token_id, self._eos_token_ids, self._limits.max_model_len)
@@ -279,6 +283,7 @@ class Scheduler:
             stop_reason,
             cached_tokens=(sequence.cached_tokens or 0) if position == 0 else 0,
             logprobs=None if logprobs is None else pack_logprobs([logprobs]),
+            prompt_logprobs=pack_logprobs(scores) if scores else None,
         )
 
     # --- blocks on the SSD --------------------------------------------------------------------------------------

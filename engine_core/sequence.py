@@ -5,6 +5,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence as Tokens
 
+from protocol.logprobs import TokenLogprobs
 from protocol.messages import EngineCoreRequest, RequestKey
 from protocol.prefix_hash import BLOCK_TOKENS, BlockHash, next_block_hash
 
@@ -74,6 +75,8 @@ class Sequence:
         """Most tokens of it that the KV cache will ever hold: the last sampled one is never fed."""
         self.cached_tokens: int | None = None
         """Prompt tokens that were found stored when it was first admitted; None before that, or without a chain."""
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt's tokens from the second on, as far as known; all by the first token of output."""
         self._num_unknown = 0
         self._chain = list(chain)
         self._blocks_taken = 0
@@ -123,6 +126,12 @@ class Sequence:
         return len(self.output) + self._num_unknown
 
     @property
+    def wanted_scores(self) -> int | None:
+        """How many alternatives of each prompt token are wanted with its log probability; None when there are none to
+        come: what was told with the first token of output is not told again."""
+        return None if self.output else self.request.sampling.prompt_logprobs
+
+    @property
     def chain(self) -> Tokens[BlockHash]:
         """Its root and the hashes of all blocks whose tokens are known; empty when no prefix of it is to be stored."""
         while self._chain and len(self._chain) * BLOCK_TOKENS <= self.num_tokens:
@@ -163,7 +172,17 @@ class Sequence:
         self.row = -1
         self.stay += 1
         self.num_computed = 0
+        self.prompt_logprobs = []
         self._num_unknown = 0
+
+    def scored(self, logprobs: Tokens[TokenLogprobs]) -> None:
+        """Log probabilities of the next prompt tokens are known."""
+        self.prompt_logprobs.extend(logprobs)
+
+    def take_prompt_logprobs(self) -> list[TokenLogprobs]:
+        """All of them, to be told."""
+        taken, self.prompt_logprobs = self.prompt_logprobs, []
+        return taken
 
     def finish(self) -> None:
         """It ended, for whatever reason."""

@@ -5,6 +5,7 @@ it is simulated and must be called so. A token depends only on the prompt, its o
 the seed: so a request gets the same text from any engine core, alone or in a batch, preempted or not.
 """
 
+import math
 import threading
 import time
 import zlib
@@ -29,9 +30,11 @@ from engine_core.device import (
 from engine_core.pool_lengths import SHORTEST_SLOT, pool_lengths
 from engine_core.sim_card import IM_END, sim_card
 from engine_core.sim_options import SimOptions, parse_sim_options
+from protocol.logprobs import TokenLogprobs
 from protocol.prefix_hash import BLOCK_TOKENS
 
 _LETTERS = b"etaoin shrdlu cmfwyp vbgkqj "
+_LOGPROB = -math.log(len(set(_LETTERS)))
 _LOADING_PARTS = 10
 
 
@@ -57,6 +60,8 @@ class _Step(msgspec.Struct, frozen=True):
     elapsed_s: float
     token_ids: list[int]
     hangs: bool
+    logprobs: dict[int, TokenLogprobs]
+    prompt_logprobs: dict[int, Sequence[TokenLogprobs]]
 
 
 class SimDevice:
@@ -93,7 +98,7 @@ class SimDevice:
         self._free_s = max(self._free_s, time.monotonic()) + elapsed_s
         hangs = computes and self._computed_steps == self._options.hang_at_step
         sampled = [self._sample(decode) for decode in plan.decodes]
-        self._in_flight.append(_Step(self._free_s, elapsed_s, sampled, hangs))
+        self._in_flight.append(_Step(self._free_s, elapsed_s, sampled, hangs, self._logprobs(plan), _scores(plan)))
 
     def collect(self) -> StepResult:
         """Waits for the end of the step's time, or for ever when asked to."""
@@ -101,7 +106,7 @@ class SimDevice:
         if step.hangs:
             threading.Event().wait()
         time.sleep(max(0.0, step.ends_s - time.monotonic()))
-        return StepResult(step.token_ids, step.elapsed_s)
+        return StepResult(step.token_ids, step.elapsed_s, step.logprobs, step.prompt_logprobs)
 
     def read_block(self, block_id: BlockId) -> BlockData:
         """Blocks have no parts here."""
@@ -125,12 +130,26 @@ class SimDevice:
         if any(self._options.poison_token in self._rows[row][0].prompt for row in rows):
             raise SimulatedFailure("a request of this step holds the poison token")
 
+    def _logprobs(self, plan: StepPlan) -> dict[int, TokenLogprobs]:
+        wanted = [self._rows[decode.row][0].sampling.logprobs for decode in plan.decodes]
+        return {index: _likely(count) for index, count in enumerate(wanted) if count is not None}
+
     def _sample(self, decode: DecodeRow) -> int:
         admission, key = self._rows[decode.row]
         eos_after = self._options.eos_after
         if eos_after is not None and decode.output_position == max(eos_after, admission.sampling.min_tokens):
             return IM_END
         return _LETTERS[_hash(b"%d/%d" % (key, decode.output_position)) % len(_LETTERS)]
+
+
+def _scores(plan: StepPlan) -> dict[int, Sequence[TokenLogprobs]]:
+    return {chunk.row: [_likely(chunk.logprobs)] * len(chunk.targets) for chunk in plan.prefills if chunk.targets}
+
+
+def _likely(count: int) -> TokenLogprobs:
+    """As if all letters were equally likely everywhere."""
+    letters = sorted(set(_LETTERS))[:count]
+    return TokenLogprobs(_LOGPROB, 1, letters, [_LOGPROB] * len(letters))
 
 
 def _draw_key(admission: Admission) -> int:

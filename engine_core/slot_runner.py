@@ -148,6 +148,13 @@ class SlotRunner:
                 mx.eval(self.written_arrays())
         return self._decode(decodes, token_ids) if decodes else None
 
+    def score(self, chunk: PrefillChunk) -> mx.array:
+        """See ModelRunner."""
+        self._table.feed(chunk.row, chunk.start, len(chunk.token_ids))
+        if self.level is Level.FUSED:
+            return self._ragged([chunk], [], mx.zeros(0, mx.uint32))
+        return self._feed_row(chunk.row, chunk.start, mx.array(list(chunk.token_ids)))[0]
+
     def _fused(
         self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeRow], token_ids: mx.array
     ) -> mx.array | None:

@@ -28,7 +28,11 @@ class StepShare(msgspec.Struct, frozen=True):
     def prefill_chunk(self) -> PrefillChunk:
         """What the device is to do; to be asked before the sequence is `planned`."""
         sequence, start = self.sequence, self.sequence.num_computed
-        return PrefillChunk(sequence.row, start, sequence.tokens(start, self.prefill_tokens))
+        token_ids, wanted = sequence.tokens(start, self.prefill_tokens), sequence.wanted_scores
+        if wanted is None:
+            return PrefillChunk(sequence.row, start, token_ids)
+        targets = sequence.tokens(start + 1, self.prefill_tokens)
+        return PrefillChunk(sequence.row, start, token_ids, targets, wanted)
 
     def decode_row(self) -> DecodeRow:
         """What the device is to do; to be asked before the sequence is `planned`."""

@@ -470,6 +470,8 @@ class EngineCoreOutput(Message, frozen=True):
     error: str | None = None
     logprobs: PackedLogprobs | None = None
     """Of the new tokens, when the request asked for them (protocol.logprobs)."""
+    prompt_logprobs: PackedLogprobs | None = None
+    """Of the prompt's tokens from the second on, with the first token of output, when the request asked for them."""
 
     @property
     def key(self) -> RequestKey:

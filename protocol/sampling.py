@@ -43,3 +43,5 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """No other token can be drawn; at least one of them is in the vocabulary. None allows all."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """Sequences of at least one token: the last of a sequence cannot be drawn where the output ends with the rest."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, of each prompt token but the first. No prefix of such a prompt is looked up or stored."""

@@ -113,11 +113,40 @@ def test_the_newer_name_of_the_limit_wins() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"logprobs": True, "top_logprobs": 2_000_000_000}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": None, "top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": 0}, "logprobs"),
+    ],
+)
+def test_numbers_of_alternatives_are_bounded_and_need_logprobs(asked: dict[str, Any], param: str) -> None:
+    # BR-b07, BR-f06
+    assert refusal(messages=[{"role": "user", "content": "x"}], **asked).param == param
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+        ({"top_logprobs": 0}, None),
+    ],
+)
+def test_how_many_alternatives_are_wanted(asked: dict[str, Any], wanted: int | None) -> None:
+    # BR-f06
+    assert parse_chat(fields(messages=[{"role": "user", "content": "x"}], **asked)).wanted_logprobs() == wanted
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("logprobs", True),
-        ("top_logprobs", 2_000_000_000),
-        ("top_logprobs", -1),
         ("functions", [{}]),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "text", "extra": 1}),
@@ -128,7 +157,6 @@ def test_the_newer_name_of_the_limit_wins() -> None:
         ("echo", True),
         ("thinking_token_budget", 100),
         ("separate_reasoning", False),
-        ("logprobs", 0),
     ],
 )
 def test_what_this_version_does_not_do_is_refused(name: str, value: Any) -> None:
@@ -147,4 +175,14 @@ def test_a_switch_that_is_off_or_null_is_accepted() -> None:
 def test_unknown_fields_and_fields_without_effect_are_accepted() -> None:
     parse_chat(
         fields(messages=[{"role": "user", "content": "x", "extra": 1}], user="u", metadata={"a": "b"}, unknown=[1])
+    )
+
+
+@pytest.mark.parametrize("asked", [{"type": "text"}, None])
+@pytest.mark.parametrize("stream", [True, False])
+def test_plain_text_as_response_format_is_as_if_not_given(asked: Any, stream: bool) -> None:
+    # BR-e17
+    message = {"role": "user", "content": "x"}
+    assert parse_chat(fields(messages=[message], stream=stream, response_format=asked)) == parse_chat(
+        fields(messages=[message], stream=stream)
     )

@@ -50,14 +50,21 @@ def test_bad_prompts_are_named_by_their_path(prompt: Any, param: str) -> None:
     assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID, param)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("logprobs", 0), ("logprobs", 100_000), ("echo", True), ("suffix", "x"), ("best_of", 2)]
-)
+@pytest.mark.parametrize(("name", "value"), [("suffix", "x"), ("best_of", 2), ("use_beam_search", True)])
 def test_what_this_version_does_not_do_is_refused(name: str, value: Any) -> None:
     fields = {"prompt": msgspec.Raw(b'"x"'), name: msgspec.Raw(msgspec.json.encode(value))}
     with pytest.raises(ApiError) as caught:
         parse_completion(fields)
     assert (caught.value.kind, caught.value.param) == (ErrorKind.NOT_SUPPORTED, name)
+
+
+@pytest.mark.parametrize("value", [100_000, 21, -1, True])
+def test_numbers_of_alternatives_are_bounded(value: Any) -> None:
+    # BR-b07
+    fields = {"prompt": msgspec.Raw(b'"x"'), "logprobs": msgspec.Raw(msgspec.json.encode(value))}
+    with pytest.raises(ApiError) as caught:
+        parse_completion(fields)
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID, "logprobs")
 
 
 def test_a_prompt_is_required() -> None:

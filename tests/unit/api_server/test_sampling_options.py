@@ -149,5 +149,36 @@ def test_stream_options_need_a_stream() -> None:
     assert refusal(stream_options={"include_usage": True}).param == "stream_options"
     assert options(stream=True, stream_options={"include_usage": True}).wants_usage
     assert not options(stream=True, stream_options={}).wants_usage
-    error = refusal(stream=True, stream_options={"continuous_usage_stats": True})
-    assert (error.kind, error.param) == (ErrorKind.NOT_SUPPORTED, "stream_options.continuous_usage_stats")
+    assert options(stream=True, stream_options={"continuous_usage_stats": True}).wants_continuous_usage
+
+
+@pytest.mark.parametrize(
+    ("allowed", "param"),
+    [
+        ([], "allowed_token_ids"),
+        ([1] * 1025, "allowed_token_ids"),
+        ([1, CARD.vocab_size], "allowed_token_ids[1]"),
+        ([-1], "allowed_token_ids[0]"),
+    ],
+)
+def test_allowed_tokens_are_some_of_the_vocabulary(allowed: list[int], param: str) -> None:
+    assert refusal(allowed_token_ids=allowed).param == param
+    assert params(allowed_token_ids=[5, 6]).allowed_token_ids == (5, 6)
+    assert params().allowed_token_ids is None
+
+
+@pytest.mark.parametrize(
+    ("words", "param"), [([""], "bad_words[0]"), (["a", "  "], "bad_words[1]"), (["a"] * 129, "bad_words")]
+)
+def test_bad_words_are_bounded_and_not_empty(words: list[str], param: str) -> None:
+    assert refusal(bad_words=words).param == param
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, [1, 2, 3, 4]), (3, [2, 3, 4]), (9, [1, 2, 3, 4]), (-1, [3, 4])])
+def test_the_end_of_a_truncated_prompt_is_kept(given: int | None, kept: list[int]) -> None:
+    assert options(truncate_prompt_tokens=given, max_tokens=8).truncated([1, 2, 3, 4], 10) == kept
+
+
+@pytest.mark.parametrize("given", [0, -2, 2**31])
+def test_prompts_are_truncated_to_something(given: int) -> None:
+    assert refusal(truncate_prompt_tokens=given).param == "truncate_prompt_tokens"

@@ -63,7 +63,7 @@ async def test_metrics_are_the_metrics_objects_page() -> None:
     ("method", "path", "status"),
     [
         ("GET", "/v1/chat/completions", 405),
-        ("OPTIONS", "/v1/completions", 405),
+        ("OPTIONS", "/v1/completion", 404),
         ("POST", "/v1/models", 405),
         ("GET", "/nope", 404),
         ("GET", "/v1/models/", 404),

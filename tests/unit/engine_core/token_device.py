@@ -182,6 +182,7 @@ class TokenDevice:
         for chunk in plan.prefills:
             self.prefilled_tokens += len(chunk.token_ids)
             self._feed(chunk.row, chunk.start, chunk.token_ids)
+            assert not chunk.targets or len(chunk.targets) == len(chunk.token_ids)
         before, self._sampled = self._sampled, {}
         for decode in plan.decodes:
             token_id = before[decode.row] if decode.token_id is None else decode.token_id
@@ -189,7 +190,16 @@ class TokenDevice:
             assert decode.output_position == self._outputs[decode.row], "an output position is skipped or sampled twice"
             self._outputs[decode.row] += 1
             self._sampled[decode.row] = next_token(self.rows[decode.row])
-        return StepResult([self._sampled[decode.row] for decode in plan.decodes], 0.0, self._logprobs(plan))
+        sampled = [self._sampled[decode.row] for decode in plan.decodes]
+        return StepResult(sampled, 0.0, self._logprobs(plan), self._scores(plan))
+
+    def _scores(self, plan: StepPlan) -> dict[int, Sequence[TokenLogprobs]]:
+        """A target's log probability is its token id, negative."""
+        return {
+            chunk.row: [TokenLogprobs(-float(target), 1, [], []) for target in chunk.targets]
+            for chunk in plan.prefills
+            if chunk.targets
+        }
 
     def _logprobs(self, plan: StepPlan) -> dict[int, TokenLogprobs]:
         return {
