@@ -170,8 +170,9 @@ class ClientCore:
         generation = self._live.get(accepted.key.request_id)
         if generation is None:
             return self._abort_stray(accepted.key, now_s)
-        if accepted.key.attempt != generation.attempt or generation.state is GenerationState.WAITING:
-            return []  # while it waits, an answer is one of a connection that is gone; it will be asked again
+        is_outdated = generation.state is GenerationState.WAITING or self._link.is_outdated(accepted.greeting)
+        if accepted.key.attempt != generation.attempt or is_outdated:
+            return []  # an answer of a connection that is gone; it is asked again
         generation.engine = EngineRun(accepted.engine_index, accepted.engine_incarnation)
         generation.taken_over()
         if not generation.is_acknowledged:
@@ -190,6 +191,8 @@ class ClientCore:
         key = rejected.key
         generation = self._live.get(key.request_id)
         if generation is None or key.attempt != generation.attempt or generation.state is not GenerationState.SUBMITTED:
+            return []
+        if self._link.is_outdated(rejected.greeting):
             return []
         is_ours = rejected.reason is RejectReason.DUPLICATE  # under another client index
         if generation.is_admitted or is_ours:

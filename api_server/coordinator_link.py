@@ -60,8 +60,11 @@ class CoordinatorLink:
 
     def is_answered_by(self, welcome: ClientWelcome) -> bool:
         """Whether it is for the present connection, not one that an older connection left behind."""
-        is_late = welcome.greeting and welcome.greeting != self._greetings
-        return self.state is not LinkState.DOWN and not is_late
+        return self.state is not LinkState.DOWN and not self.is_outdated(welcome.greeting)
+
+    def is_outdated(self, greeting: int) -> bool:
+        """Whether it was said before our last Hello was heard; 0 tells nothing."""
+        return greeting != 0 and greeting != self._greetings
 
     def lose(self) -> None:
         """The connection is gone."""

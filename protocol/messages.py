@@ -303,6 +303,8 @@ class Accepted(Message, frozen=True):
     """Prompt tokens that the engine core should have stored."""
     reason: RouteReason | None = None
     """None when an earlier coordinator chose."""
+    greeting: int = 0
+    """Of the last Hello that the coordinator had heard: one that is older than the receiver's last counts no more."""
 
 
 class RejectReason(enum.IntEnum):
@@ -331,6 +333,8 @@ class Rejected(Message, frozen=True):
     retry_after_s: float = 0.0
     allowance: TokenAllowance | None = None
     """For RATE_LIMITED by tokens."""
+    greeting: int = 0
+    """As in Accepted."""
 
 
 class EngineLost(Message, frozen=True):

@@ -221,6 +221,27 @@ def test_an_unanswered_submission_is_sent_again_to_the_next_coordinator(driver: 
     assert driver.accept() == [Admit(R)]
 
 
+def test_answers_that_an_older_connection_left_behind_are_passed_over(driver: Driver) -> None:
+    driver.submit()
+    driver.tell(LinkDown())
+    driver.tell(LinkUp())
+    driver.welcome(greeting=2)
+    assert driver.tell(Accepted(KEY, EngineIndex(0), ENGINE, greeting=2)) == [Admit(R)]
+    assert driver.tell(Accepted(KEY, EngineIndex(1), OTHER, greeting=1)) == [], (
+        "another coordinator's choice, read late"
+    )
+    assert driver.outputs(EngineCoreOutput(R, 0, 0, [7])) == [Deliver(R, [7])]
+
+
+def test_a_refusal_that_an_older_connection_left_behind_is_passed_over(driver: Driver) -> None:
+    driver.submit()
+    driver.tell(LinkDown())
+    driver.tell(LinkUp())
+    driver.welcome(greeting=2)
+    assert driver.tell(Rejected(KEY, RejectReason.NO_ENGINE, "none", greeting=1)) == []
+    assert driver.tell(Accepted(KEY, EngineIndex(0), ENGINE, greeting=2)) == [Admit(R)]
+
+
 def test_a_welcome_that_an_older_connection_left_behind_is_passed_over(driver: Driver) -> None:
     driver.tell(LinkDown())
     driver.tell(LinkUp())

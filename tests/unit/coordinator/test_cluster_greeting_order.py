@@ -66,3 +66,15 @@ def test_a_welcome_names_the_hello_that_it_answers(core: Core) -> None:
     client.heartbeat()
     (welcome,) = (each for each in core.sent_to(client.identity) if isinstance(each, ClientWelcome))
     assert welcome.greeting == 6
+
+
+def test_a_request_that_waited_is_answered_by_the_last_connection() -> None:
+    core = Core(settled=False)
+    client, engine = FakeClient(core), FakeEngine(core)
+    client.hello(greeting=1)
+    assert client.submit("r1") is None
+    client.hello(greeting=2)
+    assert client.submit("r1") is None, "sent again, since it had no answer"
+    engine.hello()
+    (accepted,) = (each for each in core.sent_to(client.identity) if isinstance(each, Accepted))
+    assert accepted.greeting == 2
