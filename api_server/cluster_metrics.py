@@ -62,8 +62,8 @@ def _counters(engines: Iterable[EngineState]) -> Iterator[Metric]:
     prompt_tokens = family("engine_prompt_tokens", "Prompt tokens computed")
     generation_tokens = family("engine_generation_tokens", "Tokens generated")
     preemptions = family("num_preemptions", "Requests put back to be computed again")
-    queries = family("prefix_cache_queries", "Prompt tokens looked up in the prefix store")
-    hits = family("prefix_cache_hits", "Prompt tokens found in the prefix store, and so not computed")
+    queries = family("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+    hits = family("prefix_cache_hits", "Prompt tokens found in the prefix cache, and so not computed")
     for engine in engines:
         load, labels = engine.load, _labels(engine)
         steps.add_metric(labels, load.steps_total)

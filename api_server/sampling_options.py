@@ -11,7 +11,7 @@ from api_server.placement import Placement
 from api_server.placement_hints import check_session_key
 from protocol.card import ModelCard
 from protocol.logprobs import MAX_LOGPROBS
-from protocol.sampling import SamplingParams
+from protocol.sampling import GREEDY_BELOW, SamplingParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -22,8 +22,6 @@ MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_PROMPT_LOGPROBS = 2**21
 """Of one prompt; with their ids 16 MiB on their way from the engine core."""
 MAX_CACHE_SALT_CHARS = 256
-GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: dividing by them overflows float16."""
 MAX_INT32 = 2**31 - 1
 SEED_RANGE = (-(2**63), 2**63 - 1)
 """OpenAI's seeds are signed 64-bit integers."""

@@ -33,7 +33,6 @@ class StepTime(msgspec.Struct, frozen=True):
 
     wall_s: float
     """Since the step before it was collected, or since it was asked for when the device was idle."""
-    device_s: float
     prefill_tokens: int
     decode_rows: int
 
@@ -139,7 +138,7 @@ class EngineDriver:
         self._note_ends(self._core.complete(result, time.monotonic()))
         wall_s, self._collected_s = now_s - self._collected_s, now_s
         prefill_tokens = sum(len(chunk.token_ids) for chunk in plan.prefills)
-        return StepTime(wall_s, result.elapsed_s, prefill_tokens, len(plan.decodes))
+        return StepTime(wall_s, prefill_tokens, len(plan.decodes))
 
     def _note_ends(self, outputs: OutputsByClient) -> None:
         for output in outputs.get(ClientIndex(0), ()):

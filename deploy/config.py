@@ -27,9 +27,9 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 SERVE_OPTIONS = options_of(ServeConfig)
 
-# What the supervisor decides itself is not passed on: addresses, names, the listening socket.
+# What the supervisor decides itself is not passed on: addresses, names, shares of the memory, the listening socket.
 COORDINATOR_OPTIONS = options_of(CoordinatorConfig, ("clients_address", "engines_address", "cluster_address"))
-ENGINE_CORE_OPTIONS = options_of(EngineCoreConfig, ("engines_address", "model", "name"))
+ENGINE_CORE_OPTIONS = options_of(EngineCoreConfig, ("engines_address", "model", "name", "memory_share"))
 API_SERVER_OPTIONS = options_of(
     ApiServerConfig, ("clients_address", "cluster_address", "output_address", "name", "fd", "metrics_dir")
 )

@@ -85,10 +85,7 @@ class ControlServer:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request = _decoder.decode(await reader.readline())
-        except (
-            TimeoutError,
-            ValueError,
-        ) as error:  # ValueError: a line that is too long; msgspec's errors are such, too
+        except (TimeoutError, ValueError) as error:  # a line that is too long, or that msgspec cannot read
             self.answer(ticket, Done(False, f"not a request: {error}"))
         else:
             self._on_request(request, ticket)

@@ -9,7 +9,7 @@ import msgspec
 
 from deploy.cache import CACHE_VARIABLE
 from deploy.config import API_SERVER_OPTIONS, COORDINATOR_OPTIONS, ENGINE_CORE_OPTIONS
-from deploy.machine import Backend, cores, kv_cache_bytes, memory_bytes, mlx_backend, openblas_environment
+from deploy.machine import cores, openblas_environment
 from deploy.options import PREFIX, Option, as_environment, as_flags
 from deploy.run_directory import RunDirectory
 from deploy.supervised_process import Role
@@ -78,8 +78,8 @@ class Launch(msgspec.Struct, frozen=True):
 
     def _engine_core(self, name: str, directory: RunDirectory, environment: Mapping[str, str]) -> ProcessSpec:
         own: dict[str, Any] = {"engines_address": directory.engines, "model": self.model, "name": name}
-        if self.engines > 1 and "kv_cache_memory_bytes" not in self.values and not self.model.startswith(SIMULATED):
-            own["kv_cache_memory_bytes"] = _kv_cache_share(self.engines, Path(self.model))
+        if self.engines > 1:
+            own["memory_share"] = 1 / self.engines
         environment = {_THREADS: str(max(1, cores() // self.engines)), **environment}
         environment.update(openblas_environment(environment))
         return self._spec(name, Role.ENGINE_CORE, own, ENGINE_CORE_OPTIONS, environment)
@@ -109,13 +109,6 @@ class Launch(msgspec.Struct, frozen=True):
         command = (*_SHOAL, role.value, *flags, *as_flags(passed_on, self.values))
         secrets = as_environment(passed_on, self.values)
         return ProcessSpec(name, command, {**environment, **secrets}, inherited_fds)
-
-
-def _kv_cache_share(engines: int, folder: Path) -> int | None:
-    """Bytes for each engine core's KV cache; None leaves it to the engine core, which knows a CUDA device's memory."""
-    if mlx_backend() is Backend.CUDA:
-        return None
-    return kv_cache_bytes(memory_bytes(), engines, weight_bytes(folder))
 
 
 def hub_name(asked: str, folder: Path) -> str | None:

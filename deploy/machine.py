@@ -98,8 +98,6 @@ def _wants_openblas(preloaded: str) -> bool:
 
 # --- memory and cores ----------------------------------------------------------------------------------------
 
-KV_CACHE_SHARE = 0.6
-"""Share of the memory that weights and KV caches of all engine cores may take together."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -127,12 +125,6 @@ def cgroup_limits(root: Path, own_groups: str) -> list[int]:
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def kv_cache_bytes(memory: int, engines: int, weights: int) -> int | None:
-    """One engine core's share for its KV cache; None when the weights alone fill it (the engine core says so)."""
-    share = int(memory * KV_CACHE_SHARE) // engines - weights
-    return share if share > 0 else None
 
 
 def main() -> int:

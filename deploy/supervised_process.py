@@ -70,6 +70,7 @@ class SupervisedProcess:
         self._history = [self.state]
 
     def move(self, state: ProcessState) -> None:
+        """Changes the state. Raises IllegalMove, with the recent history."""
         if state not in _LEGAL[self.state]:
             trail = " > ".join(past.name for past in self._history[-_HISTORY:])
             raise IllegalMove(f"{self.name}: {trail} > {state.name}")
@@ -77,6 +78,7 @@ class SupervisedProcess:
         self._history = [*self._history[-_HISTORY:], state]
 
     def become_ready(self, now_s: float) -> None:
+        """It can do its work; from now on it is like those that were there from the start."""
         self.move(ProcessState.READY)
         self.ready_since_s = now_s
         self.was_ever_ready = True

@@ -57,11 +57,6 @@ class Batch:
         return [s for s in self._sequences if s.row not in self._stalled and not s.is_at_its_end]
 
     @property
-    def is_stalled(self) -> bool:
-        """Whether someone waits for a longer slot."""
-        return bool(self._stalled)
-
-    @property
     def is_full(self) -> bool:
         """Whether there is no free row."""
         return not self._free_rows

@@ -1,10 +1,9 @@
-"""What has come into the prefix store and gone from it since the coordinator was last told. Pure."""
+"""What has come into the prefix cache and gone from it since the coordinator was last told. Pure."""
 
 from protocol.prefix_hash import BlockHash
 
 BlockChanges = dict[BlockHash, bool]
-"""Blocks that were stored (true) or evicted (false) between two reports, in the order in which that happened: none is
-stored before its parent."""
+"""Blocks that were stored (true) or evicted (false) between two reports; their order means nothing."""
 
 
 class ChangeLog:

@@ -22,6 +22,7 @@ from protocol.prefix_hash import BLOCK_TOKENS, BlockHash, next_block_hash
 FORMAT_VERSION = 1
 """Changed whenever an older file would be read wrongly."""
 MAX_HEADER_BYTES = 65_536
+_LENGTH_BYTES = 8
 _ALIGNMENT = 8
 
 Buffer = bytes | memoryview
@@ -61,6 +62,11 @@ class BlockFormat(msgspec.Struct, frozen=True):
         """Of a block, without its header."""
         return sum(part.nbytes for part in self.parts)
 
+    @property
+    def most_bytes(self) -> int:
+        """Of a file."""
+        return _LENGTH_BYTES + MAX_HEADER_BYTES + self.data_bytes
+
     def encode(self, write: BlockWrite, data: BlockData) -> list[Buffer]:
         """A file, in pieces to be written one after the other."""
         tokens = pack_token_ids(write.token_ids)
@@ -74,7 +80,7 @@ class BlockFormat(msgspec.Struct, frozen=True):
         )
         header = msgspec.json.encode({"__metadata__": metadata} | self._tensors())
         header += b" " * (-len(header) % _ALIGNMENT)
-        return [len(header).to_bytes(8, "little"), header, *data]
+        return [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *data]
 
     def decode(self, content: bytes, block_hash: BlockHash, parent: BlockHash) -> ReadBlock:
         """The block in a file. Raises DamagedBlock for anything but the block that follows `parent` of that hash."""
@@ -132,7 +138,8 @@ def _format_name() -> str:
 
 def _split(content: bytes) -> tuple[memoryview, memoryview]:
     view = memoryview(content)
-    length = int.from_bytes(view[:8], "little")
-    if len(view) < 8 or length > min(MAX_HEADER_BYTES, len(view) - 8):
+    length = int.from_bytes(view[:_LENGTH_BYTES], "little")
+    start = _LENGTH_BYTES + length
+    if len(view) < _LENGTH_BYTES or length > MAX_HEADER_BYTES or start > len(view):
         raise DamagedBlock("its header is cut off")
-    return view[8 : 8 + length], view[8 + length :]
+    return view[_LENGTH_BYTES:start], view[start:]

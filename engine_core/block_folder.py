@@ -16,11 +16,13 @@ Measured for a block of 2.95 MB, page cache, checksum included: 2.9 ms of proces
 are read).
 """
 
+import contextlib
 import errno
 import logging
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,8 +58,8 @@ class BlockFolder:
         self._ledger = FileLedger(max_bytes)
         self._written_bytes = 0
         """Since the last scan."""
-        self._added: list[BlockHash] = []
-        self._removed: list[BlockHash] = []
+        self._changes: dict[BlockHash, bool] = {}
+        """Blocks of this model that came (true) or went (false) since this was last asked."""
         self.damaged_total = 0
 
     @property
@@ -76,10 +78,10 @@ class BlockFolder:
         self._make_room(0)
 
     def take_changes(self) -> tuple[list[BlockHash], list[BlockHash]]:
-        """Blocks of this model that came and went since this was last asked."""
-        changes = self._added, self._removed
-        self._added, self._removed = [], []
-        return changes
+        """Blocks of this model that came since this was last asked and are there, and those that went and are gone."""
+        changes, self._changes = self._changes, {}
+        came = [block_hash for block_hash, is_there in changes.items() if is_there]
+        return came, [block_hash for block_hash, is_there in changes.items() if not is_there]
 
     def write(self, write: BlockWrite, data: BlockData) -> None:
         """Keeps a block, if it is not there already. Raises OSError."""
@@ -88,12 +90,12 @@ class BlockFolder:
         if path.exists():
             self._use(path, name)
             return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed the folder
         pieces = self._format.encode(write, data)
         nbytes = sum(len(piece) for piece in pieces)
         if self._ledger.excess(nbytes) > 0 or self._written_bytes > self._max_bytes * RESCAN_SHARE:
             self._scan()
             self._make_room(nbytes)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have emptied the folder
         try:
             _write_whole(path, pieces)
         except OSError as error:
@@ -109,7 +111,7 @@ class BlockFolder:
         name = self._name(block_hash)
         path = self._folder / name
         try:
-            block = self._format.decode(path.read_bytes(), block_hash, parent)
+            block = self._format.decode(_content(path, self._format.most_bytes), block_hash, parent)
         except FileNotFoundError:
             self._forget(name)
             return None
@@ -121,64 +123,105 @@ class BlockFolder:
         self._use(path, name)
         return block
 
+    def check_invariants(self) -> None:
+        """Raises AssertionError when what would be told is not how it is."""
+        self._ledger.check_invariants()
+        assert all(
+            (self._name(block_hash) in self._ledger) == is_there for block_hash, is_there in self._changes.items()
+        )
+
     def _name(self, block_hash: BlockHash) -> FileName:
         return FileName(f"{self._model}/{block_hash.hex()}{_SUFFIX}")
 
     def _use(self, path: Path, name: FileName) -> None:
         try:
+            nbytes = path.stat().st_size
             os.utime(path)
-            self._put(FileEntry(name, path.stat().st_size, time.time()))
         except FileNotFoundError:  # another process has removed it meanwhile
             self._forget(name)
+            return
+        except OSError as error:  # a folder that can only be read serves all the same
+            logger.debug("no time of use is noted: %s", error)
+        self._put(FileEntry(name, nbytes, time.time()))
 
     def _make_room(self, nbytes: int) -> None:
+        """Raises OSError when the bound would be broken all the same."""
         if self._ledger.excess(nbytes) > 0:
             kept = int(self._max_bytes * KEPT_SHARE)
             self._remove_longest_unused(self._ledger.nbytes + nbytes - kept)
+        if self._ledger.excess(nbytes) > 0:
+            raise OSError(errno.ENOSPC, "too much in it cannot be removed", str(self._folder))
 
     def _remove_longest_unused(self, nbytes: int) -> None:
-        for name in self._ledger.longest_unused(nbytes):
-            self._remove(name)
+        """What cannot be removed (another user's file, say) stays, and others go in its place."""
+        kept_bytes = self._ledger.nbytes - nbytes
+        for name in self._ledger.longest_unused_first():
+            if self._ledger.nbytes <= kept_bytes:
+                break
+            with contextlib.suppress(OSError):
+                self._remove(name)
 
     def _remove(self, name: FileName) -> None:
         (self._folder / name).unlink(missing_ok=True)
         self._forget(name)
 
     def _scan(self) -> None:
-        before = {name for name in self._ledger if name.startswith(self._model)}
+        before = {name for name in self._ledger if self._is_own(name)}
         self._ledger.replace(self._files())
-        after = {name for name in self._ledger if name.startswith(self._model)}
-        self._added += [_block_hash(name) for name in after - before]
-        self._removed += [_block_hash(name) for name in before - after]
+        after = {name for name in self._ledger if self._is_own(name)}
+        for name in after ^ before:
+            self._note(name, is_there=name in after)
         self._written_bytes = 0
+
+    def _is_own(self, name: FileName) -> bool:
+        return name.startswith(f"{self._model}/")
 
     def _files(self) -> Iterator[FileEntry]:
         for model in os.scandir(self._folder):
             if not (model.is_dir(follow_symlinks=False) and _MODEL_FOLDER.fullmatch(model.name)):
                 continue
-            for entry in os.scandir(model.path):
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                    if _BLOCK_FILE.fullmatch(entry.name):
-                        yield FileEntry(FileName(f"{model.name}/{entry.name}"), status.st_size, status.st_mtime)
-                    elif entry.name.endswith(_UNFINISHED) and status.st_mtime < time.time() - ABANDONED_S:
-                        Path(entry.path).unlink(missing_ok=True)
-                except FileNotFoundError:
-                    continue  # another process has removed it meanwhile
+            with contextlib.suppress(FileNotFoundError):  # another process, or a person, has removed it meanwhile
+                yield from _files_of(model)
 
     def _put(self, entry: FileEntry) -> None:
         if entry.name not in self._ledger:
-            self._added.append(_block_hash(entry.name))
+            self._note(entry.name, is_there=True)
         self._ledger.put(entry)
 
     def _forget(self, name: FileName) -> None:
-        if name in self._ledger and name.startswith(self._model):
-            self._removed.append(_block_hash(name))
+        if name in self._ledger and self._is_own(name):
+            self._note(name, is_there=False)
         self._ledger.remove(name)
+
+    def _note(self, name: FileName, *, is_there: bool) -> None:
+        """What is undone before it was told is no change."""
+        if self._changes.pop(_block_hash(name), None) is None:
+            self._changes[_block_hash(name)] = is_there
 
 
 def _block_hash(name: FileName) -> BlockHash:
     return BlockHash(bytes.fromhex(Path(name).stem))
+
+
+def _files_of(model: "os.DirEntry[str]") -> Iterator[FileEntry]:
+    """The blocks in the folder of a model; files that nobody will finish are removed. Raises OSError."""
+    for entry in os.scandir(model.path):
+        try:
+            status = entry.stat(follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            if _BLOCK_FILE.fullmatch(entry.name):
+                yield FileEntry(FileName(f"{model.name}/{entry.name}"), status.st_size, status.st_mtime)
+            elif entry.name.endswith(_UNFINISHED) and status.st_mtime < time.time() - ABANDONED_S:
+                Path(entry.path).unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue  # another process has removed it meanwhile
+
+
+def _content(path: Path, most_bytes: int) -> bytes:
+    """Of a file; cut off behind `most_bytes` + 1, so that no file fills the memory. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(min(most_bytes, os.fstat(file.fileno()).st_size) + 1)
 
 
 def _write_whole(path: Path, pieces: list[bytes | memoryview]) -> None:

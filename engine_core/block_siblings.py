@@ -27,14 +27,6 @@ def token_key(token_ids: Sequence[int]) -> TokenKey:
     return TokenKey(words.tobytes())
 
 
-def key_tokens(key: TokenKey) -> "array[int]":
-    """The token ids that `token_key` got."""
-    words = array("I", key)
-    if sys.byteorder == "little":
-        words.byteswap()
-    return words
-
-
 def shared_length(one: TokenKey, other: TokenKey) -> int:
     """How many tokens both begin with."""
     length = min(len(one), len(other))

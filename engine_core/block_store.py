@@ -1,4 +1,4 @@
-"""The stored blocks of the prefix store: KV of 64 tokens of all layers, in memory of its own, in RAM.
+"""The stored blocks of the prefix cache: KV of 64 tokens of all layers, in memory of its own, in RAM.
 
 A block is one array for each kind of plane, [planes of that kind, heads, 64, dim]: a plane is the keys or the values
 of one layer, and a kind is its heads, dim and dtype, so that most models have one array a block. (Few large arrays:
@@ -103,6 +103,12 @@ class BlockStore:
         for block_id in block_ids:
             if self._blocks.pop(block_id, None) is None:
                 raise PlanError(f"block {block_id} is not stored")
+
+    def check_invariants(self) -> None:
+        """Asserts that all blocks have the stated parts, where blocks can be read."""
+        shapes = [part.shape for part in self.parts]
+        if shapes:
+            assert all([array.shape for array in arrays] == shapes for arrays in self._blocks.values())
 
     def _check_new(self, block_id: BlockId) -> None:
         if block_id in self._blocks:

@@ -27,8 +27,13 @@ class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = 512
     kv_cache_memory_bytes: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="memory for the KV cache; default: what is left of 60 % of the device's memory"),
+        Meta(
+            description="memory for the KV cache; default: what weights and steps leave of 60 % of the device's memory"
+        ),
     ] = None
+    memory_share: Annotated[
+        float, Meta(gt=0, le=1, description="share of the device's memory that this engine core may count on")
+    ] = 1.0
     async_scheduling: Annotated[
         bool | None,
         Meta(description="plan a step while the one before it runs; default: where the device gains by it"),
@@ -46,7 +51,7 @@ class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     step_timeout_s: Annotated[
         float,
         Meta(
-            gt=0, description="an engine core whose step takes longer ends itself; the first may take 5 times as long"
+            gt=0, description="an engine core whose step takes longer ends itself; the first 8 may take 5 times as long"
         ),
     ] = 120.0
     drain_timeout_s: Annotated[

@@ -135,9 +135,8 @@ class CoordinatorLink:
                 self._connected = self._greeted = self._told_blocks = False
                 return []
             case SendFailed():
-                self._greeted = self._told_blocks = (
-                    False  # and again with the next report that is due, if the connection is still there
-                )
+                # Again with the next report that is due, if the connection is still there.
+                self._greeted = self._told_blocks = False
                 self._next_report_s = now_s + HEARTBEAT_S
                 return []
             case CoreStatus():
@@ -181,7 +180,8 @@ class CoordinatorLink:
             reason = f"request {request.request_id} is for client {request.client_index}, whose address never came"
             return [DropMalformed(reason), TellCore(RequestInvalid(request, reason))]
         prefix_card_hash = self._identity.model.card_hash if self._identity.stores_prefixes else None
-        return [TellCore(check_request(request, buffers, self._identity.vocab_size, prefix_card_hash))]
+        vocab_size, max_model_len = self._identity.vocab_size, self._identity.model.max_model_len
+        return [TellCore(check_request(request, buffers, vocab_size, max_model_len, prefix_card_hash))]
 
     def _welcomed(self, welcome: EngineWelcome) -> list[LinkCommand]:
         if welcome.greeting and welcome.greeting != self._greetings:
@@ -232,9 +232,8 @@ class CoordinatorLink:
     def _report(self, status: CoreStatus, now_s: float, malformed_total: int) -> list[LinkCommand]:
         for key in status.ended:
             self._taken.pop(key, None)
-        blocks = self._tell_changes(
-            status.blocks
-        )  # before the report: what a request that ended has stored is known then
+        # Before the report: what a request that ended has stored is known then.
+        blocks = self._tell_changes(status.blocks)
         load = _completed(status, now_s, malformed_total)
         worth_it = bool(status.ended) or is_news(self._reported, load) or now_s >= self._next_report_s
         self._reported = load

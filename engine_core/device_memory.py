@@ -53,15 +53,18 @@ def capacity_tokens(cost: CacheCost, budget_bytes: int, max_rows: int, spare_tok
 
 
 def kv_budget_bytes(configured: int | None, memory_bytes: int, weight_bytes: int, forward_bytes: int) -> int:
-    """Bytes for the KV cache. Raises ModelRefused when weights and forward leave nothing."""
+    """Bytes for the KV cache. Raises ModelRefused when weights and forward leave nothing.
+
+    `memory_bytes` is the engine core's share of the device's memory.
+    """
     if configured is not None:
         return configured
     budget = min(int(memory_bytes * USABLE_SHARE), int(memory_bytes * FILLED_SHARE) - forward_bytes) - weight_bytes
     if budget <= 0:
         raise ModelRefused(
             f"the weights take {weight_bytes} bytes and a step {forward_bytes}, which leaves nothing of "
-            f"{USABLE_SHARE:.0%} of the device's {memory_bytes} bytes for the KV cache: serve a smaller model, lower "
-            "max_num_batched_tokens, or set kv_cache_memory_bytes"
+            f"{USABLE_SHARE:.0%} of this engine core's {memory_bytes} bytes for the KV cache: serve a smaller model, "
+            "run fewer engine cores, lower max_num_batched_tokens, or set kv_cache_memory_bytes"
         )
     return budget
 

@@ -58,15 +58,9 @@ class FileLedger:
         """By how much the folder would be too large with so many bytes more; not above 0 where it would not."""
         return self._nbytes + needed_bytes - self._max_bytes
 
-    def longest_unused(self, nbytes: int) -> list[FileName]:
-        """Files that have at least so many bytes together, or all; those first that were not used for the longest."""
-        chosen, found = [], 0
-        for entry in sorted(self._entries.values(), key=lambda entry: (entry.used_s, entry.name)):
-            if found >= nbytes:
-                break
-            chosen.append(entry.name)
-            found += entry.nbytes
-        return chosen
+    def longest_unused_first(self) -> list[FileName]:
+        """All files; those first that were not used for the longest."""
+        return [entry.name for entry in sorted(self._entries.values(), key=lambda entry: (entry.used_s, entry.name))]
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the sum is wrong."""

@@ -173,7 +173,7 @@ def open_mlx_device(config: EngineCoreConfig, on_progress: OnProgress) -> Opened
     """
     folder = Path(config.model).expanduser().resolve()
     check_model_folder(folder)
-    memory_bytes = device_memory_bytes()
+    memory_bytes = int(device_memory_bytes() * config.memory_share)
     limit_allocator_cache(memory_bytes)
     model = load_weights(folder, on_progress)
     trace = trace_model(model)

@@ -32,51 +32,51 @@ class PenaltyRows:
 
 
 class PenaltyCounts:
-    """Owner of the counts, in slots: only a row with penalties has one. Nothing here waits for the device."""
+    """Owner of the counts, in lines: only a row with penalties has one. Nothing here waits for the device."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._slot_of_row: dict[int, int] = {}
+        self._line_of_row: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
         """Entries of each row in `_had`."""
         self._had, self._in_output = self._nothing()
 
     def _nothing(self) -> tuple[mx.array, mx.array]:
-        """`_had` [slots, room]: tokens that a row has had, some of them more than once. `_in_output` [slots,
+        """`_had` [lines, room]: tokens that a row has had, some of them more than once. `_in_output` [lines,
         vocabulary]: how often its output has each. Arrays of their own: a slice keeps the memory it was cut from."""
         return mx.zeros((0, _LEAST_ROOM), mx.uint32), mx.zeros((0, self._vocab_size), mx.int32)
 
     def admit(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Counts a sequence from its start; tokens must be below the vocabulary's size."""
         had = list({*prompt, *output})
-        slot = self._free_slot()
+        line = self._free_line()
         self._make_room(len(had))
-        self._slot_of_row[row], self._lengths[row] = slot, len(had)
+        self._line_of_row[row], self._lengths[row] = line, len(had)
         if had:
-            self._had[slot, : len(had)] = mx.array(had, mx.uint32)
+            self._had[line, : len(had)] = mx.array(had, mx.uint32)
         counts = mx.zeros(self._vocab_size, mx.int32)
-        self._in_output[slot] = counts.at[mx.array(list(output))].add(1) if len(output) else counts
+        self._in_output[line] = counts.at[mx.array(list(output))].add(1) if len(output) else counts
 
-    def _free_slot(self) -> int:
-        taken = set(self._slot_of_row.values())
-        slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-        if slot == self._in_output.shape[0]:
-            more = max(1, slot)
+    def _free_line(self) -> int:
+        taken = set(self._line_of_row.values())
+        line = next(line for line in range(len(taken) + 1) if line not in taken)
+        if line == self._in_output.shape[0]:
+            more = max(1, line)
             self._had = mx.concatenate([self._had, mx.zeros((more, self._had.shape[1]), mx.uint32)])
             self._in_output = mx.concatenate([self._in_output, mx.zeros((more, self._vocab_size), mx.int32)])
-        return slot
+        return line
 
     def _make_room(self, entries: int) -> None:
-        slots, room = self._had.shape
+        lines, room = self._had.shape
         if entries > room:
             more = max(entries, 2 * room) - room
-            self._had = mx.concatenate([self._had, mx.zeros((slots, more), mx.uint32)], axis=1)
+            self._had = mx.concatenate([self._had, mx.zeros((lines, more), mx.uint32)], axis=1)
 
     def release(self, row: int) -> None:
         """Forgets a row, if it has counts; the last one frees the memory."""
-        self._slot_of_row.pop(row, None)
+        self._line_of_row.pop(row, None)
         self._lengths.pop(row, None)
-        if not self._slot_of_row:
+        if not self._line_of_row:
             self._had, self._in_output = self._nothing()
 
     def apply(self, logits: mx.array, batch: PenaltyRows) -> mx.array:
@@ -91,7 +91,7 @@ class PenaltyCounts:
         had, lengths = self._had_by(batch, longest)
         own = take_rows(logits, batch.indices)
         before = mx.take_along_axis(own, had, axis=1)
-        counts = mx.take_along_axis(self._in_output[self._slots(batch)], had, axis=1)
+        counts = mx.take_along_axis(self._in_output[self._lines(batch)], had, axis=1)
         after = mx.where(before > 0, before / batch.repetition, before * batch.repetition)
         after = after - batch.frequency * counts - batch.presence * (counts > 0)
         own = mx.put_along_axis(own, had, mx.where(lengths > 0, after, before), axis=1)
@@ -102,21 +102,21 @@ class PenaltyCounts:
 
         What is beyond a row's own entries repeats its first one: writing the same value twice does no harm.
         """
-        had, lengths = self._had[self._slots(batch), :longest], self._row_lengths(batch)
+        had, lengths = self._had[self._lines(batch), :longest], self._row_lengths(batch)
         return mx.where(mx.arange(longest) < lengths, had, had[:, :1]), lengths
 
     def add(self, batch: PenaltyRows, tokens: mx.array) -> None:
         """Counts the tokens [batch] just sampled, those of these rows. Not evaluated: see `arrays`."""
-        slots, lengths = self._slots(batch), self._row_lengths(batch)
+        lines, lengths = self._lines(batch), self._row_lengths(batch)
         own = tokens[batch.indices]
         self._make_room(1 + max(self._lengths[row] for row in batch.rows))
-        self._had[slots, lengths[:, 0]] = own.astype(mx.uint32)
-        self._in_output = self._in_output.at[slots, own].add(1)
+        self._had[lines, lengths[:, 0]] = own.astype(mx.uint32)
+        self._in_output = self._in_output.at[lines, own].add(1)
         for row in batch.rows:
             self._lengths[row] += 1
 
-    def _slots(self, batch: PenaltyRows) -> mx.array:
-        return mx.array([self._slot_of_row[row] for row in batch.rows])
+    def _lines(self, batch: PenaltyRows) -> mx.array:
+        return mx.array([self._line_of_row[row] for row in batch.rows])
 
     def _row_lengths(self, batch: PenaltyRows) -> mx.array:
         return mx.array([self._lengths[row] for row in batch.rows])[:, None]
@@ -126,10 +126,10 @@ class PenaltyCounts:
         return [self._had, self._in_output]
 
     def check_invariants(self) -> None:
-        """Asserts that no two rows share a slot, every slot exists and holds what is said to be in it."""
-        slots = list(self._slot_of_row.values())
-        assert len(set(slots)) == len(slots)
-        assert all(slot < self._in_output.shape[0] for slot in slots)
+        """Asserts that no two rows share a line, every line exists and holds what is said to be in it."""
+        lines = list(self._line_of_row.values())
+        assert len(set(lines)) == len(lines)
+        assert all(line < self._in_output.shape[0] for line in lines)
         assert self._had.shape[0] == self._in_output.shape[0]
-        assert self._lengths.keys() == self._slot_of_row.keys()
+        assert self._lengths.keys() == self._line_of_row.keys()
         assert all(length <= self._had.shape[1] for length in self._lengths.values())

@@ -212,14 +212,11 @@ class PrefixCache:
     def ssd_reported(self, report: SsdReport) -> None:
         """The SSD holds other blocks than before."""
         assert self._ssd is not None
-        before = set(self._ssd.on_disk)
-        self._ssd.reported(report)
-        for block_hash in before - self._ssd.on_disk:
+        come, gone = self._ssd.reported(report)
+        for block_hash in gone:
             self._log.evicted(block_hash)
-        for block_hash in report.added:
-            if block_hash in self._ssd.on_disk and block_hash not in before:
-                before.add(block_hash)
-                self._log.stored(block_hash)
+        for block_hash in come:
+            self._log.stored(block_hash)
 
     # --- plans --------------------------------------------------------------------------------------------------
 

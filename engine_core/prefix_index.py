@@ -20,6 +20,8 @@ from protocol.prefix_hash import BlockHash
 
 PROTECTED_SHARE = 0.8
 """Of the capacity: the rest is where new prefixes have the time to be asked for again."""
+_SPARE = 64
+"""Entries that are out of date and left in the heap, beyond as many as there are blocks."""
 
 
 class _Block:
@@ -207,7 +209,7 @@ class PrefixIndex:
         if block.is_protected or self._has_children(block):
             return
         heappush(self._probation, (block.last_used, block.block_hash))
-        if len(self._probation) > 2 * len(self._blocks) + 64:
+        if len(self._probation) > 2 * len(self._blocks) + _SPARE:
             leaves = [b for b in self._blocks.values() if not (b.is_protected or self._has_children(b))]
             self._probation = [(b.last_used, b.block_hash) for b in leaves]
             heapify(self._probation)

@@ -8,15 +8,20 @@ because this is not the busy loop's thread.
 from collections.abc import Iterator, Sequence
 
 from engine_core.events import RequestArrived, RequestInvalid
-from protocol.codec import Frame, unpack_token_ids
+from engine_core.sampling_check import sampling_problems
+from engine_core.scheduler_limits import too_long
+from protocol.codec import TOKEN_ID_BYTES, Frame, unpack_token_ids
 from protocol.errors import ProtocolError
 from protocol.messages import EngineCoreRequest
 from protocol.prefix_hash import prefix_chain, prefix_root
-from protocol.sampling import SamplingParams
 
 
 def check_request(
-    request: EngineCoreRequest, buffers: Sequence[Frame], vocab_size: int, prefix_card_hash: str | None = None
+    request: EngineCoreRequest,
+    buffers: Sequence[Frame],
+    vocab_size: int,
+    max_model_len: int,
+    prefix_card_hash: str | None = None,
 ) -> RequestArrived | RequestInvalid:
     """The request with its prompt, or what is wrong with it.
 
@@ -25,6 +30,9 @@ def check_request(
     """
     if not 1 <= len(buffers) <= 2:  # the second one is the coordinator's: what it names is not trusted here
         return RequestInvalid(request, f"{len(buffers)} buffers came with the request instead of 1 or 2")
+    # First of all: to look at 15 million tokens one by one takes seconds, in which no heartbeat is sent.
+    if reason := too_long(len(buffers[0]) // TOKEN_ID_BYTES, max_model_len):
+        return RequestInvalid(request, reason)
     try:
         prompt = unpack_token_ids(buffers[0])
     except ProtocolError as error:
@@ -46,15 +54,4 @@ def _problems(request: EngineCoreRequest, prompt: Sequence[int], vocab_size: int
         yield f"prompt token id {max(prompt)} is not below the vocabulary size {vocab_size}"
     if not 0 <= request.num_output_tokens < max(1, min(len(prompt), request.sampling.max_tokens)):
         yield f"num_output_tokens is {request.num_output_tokens}, with max_tokens {request.sampling.max_tokens}"
-    for token_id in _sampling_token_ids(request.sampling):
-        if not 0 <= token_id < vocab_size:
-            yield f"token id {token_id} of the sampling parameters is not below the vocabulary size {vocab_size}"
-    if request.sampling.max_tokens < 1:
-        yield f"max_tokens is {request.sampling.max_tokens}"
-    if not 0 <= request.sampling.seed < 2**64:
-        yield f"seed {request.sampling.seed} does not have 64 bits"
-
-
-def _sampling_token_ids(sampling: SamplingParams) -> Iterator[int]:
-    yield from sampling.stop_token_ids
-    yield from sampling.logit_bias
+    yield from sampling_problems(request.sampling, vocab_size)

@@ -33,7 +33,7 @@ from engine_core.kv_pools import KvPools
 from engine_core.newcomers import Newcomers
 from engine_core.prefix_cache import PrefixCache
 from engine_core.request_table import OutputsByClient, RequestTable, last_word, put_output
-from engine_core.scheduler_limits import SchedulerLimits
+from engine_core.scheduler_limits import SchedulerLimits, too_long
 from engine_core.sequence import Sequence, Status
 from engine_core.ssd_tier import BlocksRead, SsdReport, SsdTier
 from engine_core.step_share import StepShare, StepTokens, share_step, step_shape
@@ -161,11 +161,8 @@ class Scheduler:
         return False
 
     def _refusal(self, prompt: Tokens[int]) -> str | None:
-        if len(prompt) >= self._limits.max_model_len:
-            return (
-                f"the prompt has {len(prompt)} tokens, but prompt and output together can have "
-                f"{self._limits.max_model_len} at most"
-            )
+        if reason := too_long(len(prompt), self._limits.max_model_len):
+            return reason
         if len(self._waiting) >= MAX_WAITING_REQUESTS:
             return f"{len(self._waiting)} requests wait already"
         return None

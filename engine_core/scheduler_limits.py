@@ -38,6 +38,13 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+def too_long(prompt_tokens: int, max_model_len: int) -> str | None:
+    """Why a prompt of so many tokens can never run; None when it can."""
+    if prompt_tokens < max_model_len:
+        return None
+    return f"the prompt has {prompt_tokens} tokens, but prompt and output together can have {max_model_len} at most"
+
+
 def longest_sequence(pool_lengths: tuple[int, ...]) -> int:
     """Most tokens of prompt and output that one sequence can have.
 

@@ -70,7 +70,7 @@ class _Sequence:
         return difference
 
 
-class _Trial:
+class _Rig:
     """Runs plans, and keeps the logits of their decode rows."""
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -123,45 +123,45 @@ def _largest_difference(model: LanguageModel, runner: ModelRunner, vocab_size: i
         for row, length in ((2, filling + _LENGTH), (0, _LENGTH), (1, _LENGTH), (2, _LENGTH), (4, _LENGTH))
     ]
     sequences[4].token_ids[:6] = sequences[1].token_ids[:6]
-    _run(_Trial(runner), sequences, filling)
+    _run(_Rig(runner), sequences, filling)
     differences = [sequence.relative_difference(model) for sequence in sequences]
     return max(differences) if all(difference == difference for difference in differences) else float("nan")
 
 
-def _run(trial: _Trial, sequences: Sequence[_Sequence], filling: int) -> None:
+def _run(rig: _Rig, sequences: Sequence[_Sequence], filling: int) -> None:
     """`first` fills the window, and leaves; `last` takes its row. `copied` begins with what `second` has."""
     first, second, third, last, copied = sequences
-    trial.prepare((2, 0, 1), admissions=[_admission(first, Slot(2, 0))])
+    rig.prepare((2, 0, 1), admissions=[_admission(first, Slot(2, 0))])
     for start in range(0, filling, _CHUNK):
-        trial.feed([first.take_chunk(min(_CHUNK, filling - start))])
-    trial.feed([first.take_chunk(5)])
-    trial.feed([first.take_chunk(3)], [first])
-    trial.prepare(admissions=[_admission(second, Slot(0, 1))])
-    trial.feed([second.take_chunk(4)], [first])
-    trial.feed([second.take_chunk(3)], [second, first])
-    trial.prepare((6, 0, 1), admissions=[_admission(third, Slot(0, 3))])
-    _copy(trial, second, copied, 6)
-    trial.feed([third.take_chunk(3)], [copied, second, first])
-    trial.feed([], [third, second, copied, first])
-    trial.prepare((6, 2, 1), moves=[RowMove(second.row, Slot(1, 1)), RowMove(copied.row, Slot(0, 1))])
-    trial.feed([third.take_chunk(4)], [second, first, copied])
-    trial.feed([], [copied, third])
-    trial.prepare((4, 2, 0), releases=[first.row], admissions=[_admission(last, Slot(1, 0))])
-    trial.feed([last.take_chunk(2)], [second, copied])
+        rig.feed([first.take_chunk(min(_CHUNK, filling - start))])
+    rig.feed([first.take_chunk(5)])
+    rig.feed([first.take_chunk(3)], [first])
+    rig.prepare(admissions=[_admission(second, Slot(0, 1))])
+    rig.feed([second.take_chunk(4)], [first])
+    rig.feed([second.take_chunk(3)], [second, first])
+    rig.prepare((6, 0, 1), admissions=[_admission(third, Slot(0, 3))])
+    _copy(rig, second, copied, 6)
+    rig.feed([third.take_chunk(3)], [copied, second, first])
+    rig.feed([], [third, second, copied, first])
+    rig.prepare((6, 2, 1), moves=[RowMove(second.row, Slot(1, 1)), RowMove(copied.row, Slot(0, 1))])
+    rig.feed([third.take_chunk(4)], [second, first, copied])
+    rig.feed([], [copied, third])
+    rig.prepare((4, 2, 0), releases=[first.row], admissions=[_admission(last, Slot(1, 0))])
+    rig.feed([last.take_chunk(2)], [second, copied])
     for group in ([second, last], [last], [last, third, second, copied]):
-        trial.feed([], group)
-    trial.prepare((0, 0, 0), releases=[sequence.row for sequence in (second, third, last, copied)])
+        rig.feed([], group)
+    rig.prepare((0, 0, 0), releases=[sequence.row for sequence in (second, third, last, copied)])
 
 
-def _copy(trial: _Trial, source: _Sequence, target: _Sequence, tokens: int) -> None:
+def _copy(rig: _Rig, source: _Sequence, target: _Sequence, tokens: int) -> None:
     """`target` joins in the slot after next; where rows cannot be copied it is fed instead."""
     admissions = [_admission(target, Slot(0, 5))]
-    if trial.runner.stores_blocks:
-        trial.prepare(admissions=admissions, copies=[RowCopy(source.row, target.row, tokens)])
+    if rig.runner.stores_blocks:
+        rig.prepare(admissions=admissions, copies=[RowCopy(source.row, target.row, tokens)])
         target.fed = tokens
     else:
-        trial.prepare(admissions=admissions)
-        trial.feed([target.take_chunk(tokens)])
+        rig.prepare(admissions=admissions)
+        rig.feed([target.take_chunk(tokens)])
 
 
 def _admission(sequence: _Sequence, slot: Slot) -> Admission:

@@ -55,7 +55,7 @@ class ShutdownWatch:
 
 
 def start_thread(name: str, work: Callable[[], None]) -> threading.Thread:
-    """A thread of which the process depends: when it raises, the process ends, whatever the others do."""
+    """A thread on which the process depends: when it raises, the process ends, whatever the others do."""
 
     def run() -> None:
         try:

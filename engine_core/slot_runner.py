@@ -285,6 +285,7 @@ class SlotRunner:
         self._table.check_invariants()
         self._pools.check_invariants()
         self._states.check_invariants()
+        self._blocks.check_invariants()
         assert self._table.pool_slots == tuple(pool.slots for pool in self._pools.pools)
 
 

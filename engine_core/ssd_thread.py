@@ -22,7 +22,7 @@ WRITES_PER_REPORT = 32
 """While there is more to do; when all is done it is reported at once."""
 
 _END, _READ, _WRITE = range(3)
-_Job = BlockRead | tuple[BlockWrite, BlockData] | None
+_Order = BlockRead | tuple[BlockWrite, BlockData] | None
 
 
 class SsdThread:
@@ -32,7 +32,7 @@ class SsdThread:
         """`on_event` is called in this thread."""
         self._folder = folder
         self._on_event = on_event
-        self._jobs: queue.PriorityQueue[tuple[int, int, _Job]] = queue.PriorityQueue()
+        self._orders: queue.PriorityQueue[tuple[int, int, _Order]] = queue.PriorityQueue()
         self._numbers = count()
         self._lock = threading.Lock()
         self._unwritten_bytes = 0
@@ -43,7 +43,7 @@ class SsdThread:
 
     def read(self, read: BlockRead) -> None:
         """BlocksRead follows, whatever happens."""
-        self._jobs.put((_READ, next(self._numbers), read))
+        self._orders.put((_READ, next(self._numbers), read))
 
     def write(self, write: BlockWrite, data: BlockData) -> None:
         """As soon as there is time; not at all when too much waits already."""
@@ -55,27 +55,27 @@ class SsdThread:
             else:
                 self._skipped_total += 1
         if has_room:
-            self._jobs.put((_WRITE, next(self._numbers), (write, data)))
+            self._orders.put((_WRITE, next(self._numbers), (write, data)))
 
     def close(self) -> None:
         """`run` returns after what it is doing now; what else waits to be written is not."""
-        self._jobs.put((_END, next(self._numbers), None))
+        self._orders.put((_END, next(self._numbers), None))
 
     def run(self) -> None:
         """Until `close`."""
         self._try(self._folder.open)
         self._report()
         while True:
-            _, _, job = self._jobs.get()
-            match job:
+            _, _, order = self._orders.get()
+            match order:
                 case None:
                     return
                 case BlockRead():
-                    self._on_event(BlocksRead(job, self._read(job)))
+                    self._on_event(BlocksRead(order, self._read(order)))
                 case (write, data):
                     self._write(write, data)
             self._unreported += 1
-            if self._unreported >= WRITES_PER_REPORT or self._jobs.empty():
+            if self._unreported >= WRITES_PER_REPORT or self._orders.empty():
                 self._report()
 
     def _read(self, read: BlockRead) -> list[ReadBlock]:

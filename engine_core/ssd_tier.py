@@ -70,6 +70,7 @@ class SsdReport(msgspec.Struct, frozen=True):
     """What the thread has done to the folder since its last report, and its counts since the start."""
 
     added: list[BlockHash]
+    """None of them is in `removed`."""
     removed: list[BlockHash]
     nbytes: int
     """Size of the folder."""
@@ -132,11 +133,14 @@ class SsdTier:
         writes, self._ready = self._ready, {}
         return list(writes.values())
 
-    def reported(self, report: SsdReport) -> None:
-        """News from the thread."""
+    def reported(self, report: SsdReport) -> tuple[set[BlockHash], set[BlockHash]]:
+        """News from the thread. Returns the blocks that are on the SSD only now, and those that no longer are."""
         self.report = report
-        self.on_disk.difference_update(report.removed)
-        self.on_disk.update(report.added)
+        gone = self.on_disk.intersection(report.removed)
+        come = set(report.added) - self.on_disk
+        self.on_disk -= gone
+        self.on_disk |= come
+        return come, gone
 
     # --- reads --------------------------------------------------------------------------------------------------
 

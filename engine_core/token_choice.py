@@ -15,11 +15,9 @@ from engine_core.row_selection import take_rows
 from engine_core.token_filters import RowFilters, column
 from engine_core.uniforms import uniform
 from engine_core.weighted_draw import draw, weights_of
-from protocol.sampling import SamplingParams
+from protocol.sampling import GREEDY_BELOW, SamplingParams
 
 HEADS = (64, 256)
-GREEDY_BELOW = 1e-5
-"""A temperature below this is greedy: the division would overflow."""
 
 
 def is_greedy(params: SamplingParams) -> bool:

@@ -102,7 +102,7 @@ class Load(Message, frozen=True):
     last_step_age_s: float = 0.0
     """Seconds since the busy loop last completed a step while it had work; 0 when idle."""
     prefix_queries_tokens_total: int = 0
-    """Prompt tokens of admitted requests, looked up in the prefix store; 0 without one."""
+    """Prompt tokens of admitted requests, looked up in the prefix cache; 0 without one."""
     prefix_hits_tokens_total: int = 0
     """Those of them that were found there, and so were not computed."""
     ssd: SsdLoad | None = None

@@ -2,6 +2,9 @@
 
 import msgspec
 
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy: to divide by it would leave float16, and soon float32 too."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """How the tokens of one request are chosen. Names and meanings are vLLM's.
@@ -15,7 +18,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     seed: int = 0
     """64-bit unsigned. The draw for output position i depends on (seed, i) alone."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """Below GREEDY_BELOW is greedy."""
     top_p: float = 1.0
     """In (0, 1]; 1 is off."""
     top_k: int = 0

@@ -27,7 +27,7 @@ def test_a_full_batch_decodes_from_the_first_step_on(driver: EngineDriver) -> No
     driver.fill(8, 300)
     steps = list(islice(driver.steps(), 5))
     assert [(step.decode_rows, step.prefill_tokens) for step in steps] == [(8, 0)] * 5
-    assert all(step.device_s >= 0.002 and step.wall_s >= 0.002 for step in steps)
+    assert all(step.wall_s >= 0.002 for step in steps)
     driver.clear()
     assert driver.live == 0
     assert list(driver.steps()) == []

@@ -32,6 +32,7 @@ from protocol.messages import (
     Card,
     ClientHello,
     ClientToCoordinator,
+    ClientWelcome,
     ClusterSnapshot,
     EngineCoreRequest,
     EngineHello,
@@ -225,7 +226,8 @@ class FakeClient:
         )
         answer = self.say(hello)
         for message in answer:
-            self.index = getattr(message, "client_index", self.index)
+            if isinstance(message, ClientWelcome):
+                self.index = message.client_index
         return answer
 
     def request(

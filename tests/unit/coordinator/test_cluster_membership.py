@@ -4,7 +4,7 @@ import pytest
 from core_fixture import FIRST_CLIENT_INDEX, TIMEOUT_S, Core, FakeClient, FakeEngine, key
 
 from coordinator import clients, engines, liveness
-from coordinator.events import Command, Garbage, Identity, Link, Note, Subscribed, TurnEnded, Unreachable
+from coordinator.events import Command, Garbage, Identity, Link, Note, Send, Subscribed, TurnEnded, Unreachable
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -57,7 +57,7 @@ def test_clients_reaches_the_engine_cores_before_a_new_api_server_is_welcomed(co
     engine.hello()
     client = FakeClient(core)
     client.hello()
-    sent = [c.message for c in core.commands if hasattr(c, "message")]
+    sent = [command.message for command in core.commands if isinstance(command, Send)]
     assert [type(message) for message in sent] == [Clients, ClientWelcome]
     assert client.index == FIRST_CLIENT_INDEX
 

@@ -7,7 +7,6 @@ import pytest
 from deploy.machine import (
     Backend,
     cgroup_limits,
-    kv_cache_bytes,
     lacks_openblas,
     openblas_environment,
     openblas_of_ldconfig,
@@ -69,8 +68,3 @@ def test_first_version_of_control_groups(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("4000\n")
     assert cgroup_limits(tmp_path, "") == [4000]
-
-
-def test_engine_cores_share_what_the_weights_leave() -> None:
-    assert kv_cache_bytes(memory=1000, engines=2, weights=100) == 200
-    assert kv_cache_bytes(memory=1000, engines=2, weights=300) is None

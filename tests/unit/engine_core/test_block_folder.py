@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ def opened(path: Path, files: float = 100, block_format: BlockFormat = FORMAT) -
 
 def has(folder: BlockFolder, write: BlockWrite, seed: int) -> bool:
     block = folder.read(write.block_hash, write.parent)
+    folder.check_invariants()
     assert block is None or [bytes(array) for array in block.data] == [bytes(array) for array in sample_data(seed)]
     return block is not None
 
@@ -108,13 +110,13 @@ def test_the_longest_unused_go_when_there_are_too_many(tmp_path: Path) -> None:
         folder.write(write, sample_data(number))
         set_used(tmp_path, write, 1_000.0 + number)
     folder = opened(tmp_path, files=6.5)
+    folder.take_changes()
     assert has(folder, writes[0], 0), "it is used now"
     folder.write(writes[6], sample_data(6))
     assert len(files_in(tmp_path)) == 6
     assert [has(folder, write, number) for number, write in enumerate(writes[:7])] == [True, False] + [True] * 5
     assert folder.nbytes == sum(file.stat().st_size for file in files_in(tmp_path))
-    added, removed = folder.take_changes()
-    assert removed == [writes[1].block_hash] and writes[6].block_hash in added
+    assert folder.take_changes() == ([writes[6].block_hash], [writes[1].block_hash])
 
 
 def test_what_others_wrote_counts(tmp_path: Path) -> None:
@@ -265,3 +267,87 @@ assert folder.damaged_total == 0
     running = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2)]
     assert [process.wait(60) for process in running] == [0, 0]
     assert len(files_in(tmp_path)) <= 12 + 2
+
+
+def test_a_full_folder_that_was_removed_while_it_was_in_use_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    folder = opened(path, files=4)
+    for name in range(1, 6):
+        folder.write(sample_write(name), sample_data(name))
+    shutil.rmtree(path)
+    for name in range(11, 16):
+        folder.write(sample_write(name), sample_data(name))
+    assert has(folder, sample_write(15), 15)
+    assert folder.nbytes == sum(file.stat().st_size for file in files_in(path)) <= 4 * FILE_BYTES
+
+
+def test_a_file_of_any_size_in_a_blocks_place_is_read_no_further_than_a_block_could_go(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.write(sample_write(1), sample_data(1))
+    (file,) = files_in(tmp_path)
+    os.truncate(file, 2**42)  # sparse: nothing on the disk, and more than any memory
+    assert not has(folder, sample_write(1), 1)
+    assert (folder.damaged_total, files_in(tmp_path)) == (1, [])
+
+
+def test_what_cannot_be_removed_makes_others_go_and_never_breaks_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = opened(tmp_path, files=4)
+    for name in range(1, 5):
+        folder.write(sample_write(name), sample_data(name))
+        set_used(tmp_path, sample_write(name), name)
+    stuck = {f"{sample_write(name).block_hash.hex()}.safetensors" for name in (1, 2)}
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.name in stuck:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    folder = opened(tmp_path, files=4)
+    folder.write(sample_write(5), sample_data(5))
+    assert [has(folder, sample_write(name), name) for name in range(1, 6)] == [True, True, False, False, True]
+    folder.write(sample_write(6), sample_data(6))
+    stuck |= {file.name for file in files_in(tmp_path)}
+    with pytest.raises(OSError, match="cannot be removed"):
+        folder.write(sample_write(7), sample_data(7))
+    assert len(files_in(tmp_path)) == 4
+
+
+def test_what_is_no_file_is_no_block_and_takes_no_room(tmp_path: Path) -> None:
+    folder = opened(tmp_path, files=3)
+    folder.write(sample_write(1), sample_data(1))
+    (file,) = files_in(tmp_path)
+    (file.parent / f"{'ab' * 32}.safetensors").mkdir()
+    after = opened(tmp_path, files=3)
+    assert (after.nbytes, after.take_changes()) == (FILE_BYTES, ([sample_write(1).block_hash], []))
+
+
+def test_blocks_of_a_model_whose_name_begins_alike_are_not_told_as_ones_own(tmp_path: Path) -> None:
+    longer = BlockFormat(f"{FORMAT.model}ef", PARTS)
+    opened(tmp_path, block_format=longer).write(sample_write(1), sample_data(1))
+    assert opened(tmp_path).take_changes() == ([], [])
+
+
+def test_blocks_in_a_folder_that_can_only_be_read_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path).write(sample_write(1), sample_data(1))
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    folder = opened(tmp_path)
+    assert has(folder, sample_write(1), 1)
+    assert folder.nbytes == FILE_BYTES
+
+
+def test_what_came_and_went_between_two_reports_is_in_none(tmp_path: Path) -> None:
+    folder, writes = opened(tmp_path, files=2.5), [sample_write(name) for name in range(4)]
+    for number, write in enumerate(writes):
+        folder.write(write, sample_data(number))
+        set_used(tmp_path, write, 1_000.0 + number)
+    added, removed = folder.take_changes()
+    assert removed == []
+    assert added == [write.block_hash for number, write in enumerate(writes) if has(folder, write, number)]

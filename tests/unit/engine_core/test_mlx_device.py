@@ -11,6 +11,7 @@ import pytest
 from random_requests import RandomDriver, Request
 from tiny_models import CONFIGS, VOCAB, greedy_alone, tiny_model, write_model_folder
 
+from engine_core import mlx_device
 from engine_core.config import EngineCoreConfig
 from engine_core.device import Admission, DecodeRow, ModelRefused, OpenedModel, PrefillChunk, Slot, StepPlan
 from engine_core.mlx_device import MlxDevice, open_mlx_device
@@ -181,6 +182,15 @@ def test_the_kv_cache_takes_the_memory_that_it_is_given(tmp_path: Path) -> None:
     budget = (per_token + per_layer) * 4096 // 256 * 257
     assert opened(folder, kv_cache_memory_bytes=budget, max_num_seqs=rows).device.kv_capacity_tokens == 4096
     assert opened(folder, kv_cache_memory_bytes=budget - 1, max_num_seqs=rows).device.kv_capacity_tokens == 3840
+
+
+def test_an_engine_core_counts_on_its_share_of_the_memory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model_folder(tmp_path / "m")
+    monkeypatch.setattr(mlx_device, "device_memory_bytes", lambda: 2**30)
+    whole, quarter = (opened(folder, memory_share=share).device.kv_capacity_tokens for share in (1.0, 0.25))
+    assert quarter == pytest.approx(whole / 4, rel=0.1)
 
 
 def test_a_small_kv_cache_lowers_the_length_unless_a_length_was_asked_for(tmp_path: Path) -> None:

@@ -129,6 +129,6 @@ def test_no_prefix_is_looked_up_for_it() -> None:
     # BR-f09
     prompt = array("I", range(200))
     request = EngineCoreRequest(RequestId("r"), ClientIndex(0), 0, "m", 200, SCORED, 0.0)
-    checked = check_request(request, [pack_token_ids(prompt)], 300, "card")
+    checked = check_request(request, [pack_token_ids(prompt)], 300, 1_000, "card")
     assert isinstance(checked, RequestArrived)
     assert checked.chain == ()

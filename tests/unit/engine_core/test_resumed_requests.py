@@ -52,7 +52,9 @@ def test_the_rest_is_what_would_have_come_at_its_own_positions(done: int) -> Non
 @pytest.mark.parametrize(("num_output_tokens", "is_sound"), [(0, True), (1, True), (2, False), (-1, False)])
 def test_output_leaves_a_prompt_before_it_and_a_token_to_generate(num_output_tokens: int, is_sound: bool) -> None:
     request = msgspec.structs.replace(resumed(0, max_tokens=2), num_output_tokens=num_output_tokens)
-    checked = check_request(request, [pack_token_ids(PROMPT)], vocab_size=10)
+    checked = check_request(request, [pack_token_ids(PROMPT)], vocab_size=10, max_model_len=100)
     assert isinstance(checked, RequestArrived if is_sound else RequestInvalid)
     all_output = msgspec.structs.replace(resumed(0, max_tokens=9), num_output_tokens=len(PROMPT))
-    assert isinstance(check_request(all_output, [pack_token_ids(PROMPT)], vocab_size=10), RequestInvalid)
+    assert isinstance(
+        check_request(all_output, [pack_token_ids(PROMPT)], vocab_size=10, max_model_len=100), RequestInvalid
+    )
