@@ -36,6 +36,7 @@ from api_server.client_events import (
     Forget,
     Leave,
     LinkDown,
+    LinkRefused,
     LinkUp,
     NotSent,
     Placed,
@@ -137,15 +138,15 @@ class ClientCore:
                 return self._on_welcome(event, now_s)
             case EngineLost():
                 return self._on_engine_lost(event, now_s)
-            case RequestsLost(keys):
-                return self._on_requests_lost(keys, now_s)
+            case RequestsLost(keys, all_of):
+                return self._on_requests_lost([*keys, *(each.key for each in self._generations_of(all_of))], now_s)
             case SecondPassed():
                 return self._on_second_passed(now_s)
             case FailAll(message):
                 return self._on_fail_all(message, now_s)
             case Heartbeat():
                 return []  # being heard was all it wanted
-            case Refused(reason=text):
+            case Refused(reason=text) | LinkRefused(reason=text):
                 return [Leave(text)]
         assert_never(event)
 

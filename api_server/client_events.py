@@ -81,6 +81,12 @@ class LinkDown(msgspec.Struct, frozen=True):
     """The connection to the coordinator is gone."""
 
 
+class LinkRefused(msgspec.Struct, frozen=True):
+    """There will be no connection to the coordinator."""
+
+    reason: str
+
+
 class SecondPassed(msgspec.Struct, frozen=True):
     """Time goes by."""
 
@@ -99,6 +105,7 @@ ClientEvent = (
     | NotSent
     | LinkUp
     | LinkDown
+    | LinkRefused
     | SecondPassed
     | FailAll
     | ClientWelcome

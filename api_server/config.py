@@ -15,6 +15,19 @@ class ApiServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     clients_address: Annotated[str, Meta(description="ZeroMQ address of the coordinator's clients socket")]
     cluster_address: Annotated[str, Meta(description="ZeroMQ address of the coordinator's cluster state")]
     output_address: Annotated[str, Meta(description="ZeroMQ address where this API server receives outputs")]
+    advertised_address: Annotated[
+        str | None,
+        Meta(description="address where engine cores reach output_address, where that is another; port 0: the same"),
+    ] = None
+    secret_key_file: Annotated[
+        str | None, Meta(description="file with this machine's secret key, made by shoal keys; encrypts TCP links")
+    ] = None
+    coordinator_key: Annotated[
+        str | None, Meta(description="public key of the coordinator's machine, when it is joined over TCP")
+    ] = None
+    allowed_keys_file: Annotated[
+        str | None, Meta(description="file with the public keys of the machines that may connect, one a line")
+    ] = None
     name: Annotated[str, Meta(description="name of this API server, unique in the cluster")] = "api-0"
     host: Annotated[str, Meta(description="HTTP address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="HTTP port; 0 takes a free one")] = 8000

@@ -10,7 +10,7 @@ from api_server import metrics_files
 from api_server.auth import BadKeys
 from api_server.config import ApiServerConfig
 from api_server.http_socket import BindError
-from protocol.errors import AddressError
+from protocol.errors import AddressError, BadKey
 from protocol.exit_codes import ExitCode
 from protocol.lifeline import Lifeline
 
@@ -27,7 +27,7 @@ def run(config: ApiServerConfig, lifeline: Lifeline) -> int:
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(config, lifeline))
-    except (AddressError, BadKeys, BindError, OSError) as error:
+    except (AddressError, BadKey, BadKeys, BindError, OSError) as error:
         logger.error("cannot start: %s", error)
         return ExitCode.HOPELESS
     except Exception:

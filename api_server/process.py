@@ -22,6 +22,9 @@ from api_server.metrics import Metrics
 from api_server.metrics_page import MetricsPage
 from api_server.parsers.names import ParserNames
 from api_server.uploads import Uploads
+from protocol.addresses import advertised
+from protocol.curve import Keyring, load_keyring
+from protocol.doorkeeper import AllowedKeys
 from protocol.exit_codes import ExitCode
 from protocol.heartbeats import HEARTBEAT_S
 from protocol.identifiers import member_identity, new_incarnation
@@ -53,28 +56,43 @@ class _Shutdown:
 async def serve(config: ApiServerConfig, lifeline: Lifeline) -> int:
     """Serves until a signal ends it; returns the exit code.
 
-    Raises AddressError, BadKeys, BindError or OSError when it cannot start; later, in an exception group, what a fault
-    of ours raised.
+    Raises AddressError, BadKey, BadKeys, BindError or OSError when it cannot start; later, in an exception
+    group, what a fault of ours raised.
     """
     raise_file_limit()
     shutdown = _Shutdown()
     incarnation = new_incarnation()
     context = zmq.asyncio.Context()
     identity = member_identity(config.name, incarnation)
-    links = Links(context, config.clients_address, config.cluster_address, config.output_address, identity)
-    hello = ClientHello(
-        PROTOCOL_VERSION,
-        config.name,
-        incarnation,
-        links.output_address,
-        os.getpid(),
-        started_s=wall_clock_s(),
-    )
+    keyring = load_keyring(config.secret_key_file, config.coordinator_key)
+    allowed = _allowed_keys(config, keyring)
+    addresses = config.clients_address, config.cluster_address, config.output_address
+    links = Links(context, *addresses, identity, keyring, allowed)
     try:
+        hello = ClientHello(
+            PROTOCOL_VERSION,
+            config.name,
+            incarnation,
+            advertised(links.output_address, config.advertised_address),
+            os.getpid(),
+            output_public_key=keyring.own.public if keyring.own is not None and allowed is not None else "",
+            started_s=wall_clock_s(),
+        )
         return await _serve(config, lifeline, shutdown, links, hello)
     finally:
         links.close()
         context.term()
+
+
+def _allowed_keys(config: ApiServerConfig, keyring: Keyring) -> AllowedKeys | None:
+    """Who may connect to the output address, engine cores of this and of the coordinator's machine in any case.
+
+    None when it is not encrypted. Raises BadKey.
+    """
+    if keyring.for_server(config.output_address) is None or keyring.own is None:
+        return None
+    always = [key for key in (keyring.own.public, keyring.coordinator) if key is not None]
+    return AllowedKeys(always, None if config.allowed_keys_file is None else Path(config.allowed_keys_file))
 
 
 async def _serve(

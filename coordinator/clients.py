@@ -57,6 +57,10 @@ class ClientTable:
         yield from (client.hello for client in self._live.values())
         yield from (client.hello for client in self._lost.values())
 
+    def at(self, index: ClientIndex) -> ClientMember | None:
+        """The live API server with this index."""
+        return next((client for client in self._live.values() if client.index == index), None)
+
     def has_index(self, index: ClientIndex) -> bool:
         """Whether a live API server has this index."""
         return any(client.index == index for client in self._live.values())
@@ -100,7 +104,7 @@ class ClientTable:
 
     def addresses(self) -> list[ClientAddress]:
         """Where the outputs of each go."""
-        return [ClientAddress(client.index, client.hello.output_address) for client in self._live.values()]
+        return [_address(client) for client in self._live.values()]
 
     def _new_index(self) -> ClientIndex:
         while self._is_taken(self._next_index):
@@ -123,3 +127,7 @@ class ClientTable:
         assert len(self._lost) <= MAX_LOST
         assert not self._live.keys() & self._lost.keys()
         assert all(identity == client.identity for identity, client in self._live.items())
+
+
+def _address(client: ClientMember) -> ClientAddress:
+    return ClientAddress(client.index, client.hello.output_address, client.hello.output_public_key)

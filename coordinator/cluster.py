@@ -60,6 +60,7 @@ class ClusterState:
         self._publisher = parts.publisher
         self._engines = parts.engines
         self._blocks = parts.blocks
+        self._cut_offs = parts.cut_offs
         self._clients = parts.clients
         self._cards = parts.cards
         self._dispatcher = parts.dispatcher
@@ -108,6 +109,7 @@ class ClusterState:
         return min(
             self._settling.next_deadline_s(),
             self._publisher.next_deadline_s(),
+            self._cut_offs.next_deadline_s(),
             *(liveness.next_deadline_s() for liveness in self._liveness.values()),
         )
 
@@ -123,6 +125,8 @@ class ClusterState:
             self._settle(now_s)
         if drained:
             self._give_up_silent(now_s)
+        if self._cut_offs.expire(now_s):
+            self._dispatcher.retry_waiting(now_s)
         self._dispatcher.let_suspect_run(now_s)
         for message in self._publisher.flush(now_s, self._view, self._state_of):
             self._outbox.add(Publish(message))

@@ -15,6 +15,16 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     clients_address: Annotated[str, Meta(description="ZeroMQ address where API servers connect")]
     engines_address: Annotated[str, Meta(description="ZeroMQ address where engine cores connect")]
     cluster_address: Annotated[str, Meta(description="ZeroMQ address where the cluster state is published")]
+    listen: Annotated[
+        str | None,
+        Meta(description="tcp://HOST:PORT where other machines join, on that port and the next two; needs a key"),
+    ] = None
+    secret_key_file: Annotated[
+        str | None, Meta(description="file with this machine's secret key, made by shoal keys; encrypts TCP links")
+    ] = None
+    allowed_keys_file: Annotated[
+        str | None, Meta(description="file with the public keys of the machines that may connect, one a line")
+    ] = None
     max_requests: Annotated[
         int,
         Meta(ge=1, description="requests in flight per model, beyond which new ones are refused with 429"),

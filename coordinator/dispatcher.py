@@ -11,6 +11,7 @@ import msgspec
 from coordinator.admission import Admission
 from coordinator.block_index import BlockIndex
 from coordinator.clients import ClientMember
+from coordinator.cut_offs import CutOffs
 from coordinator.engines import EngineMember, EngineTable, UnseenRequest
 from coordinator.events import Identity, Outbox
 from coordinator.publisher import ClusterPublisher
@@ -45,6 +46,7 @@ class Dispatcher:
         self,
         engines: EngineTable,
         blocks: BlockIndex,
+        cut_offs: CutOffs,
         settling: Settling,
         publisher: ClusterPublisher,
         outbox: Outbox,
@@ -56,7 +58,7 @@ class Dispatcher:
         self._outbox = outbox
         self._publisher = publisher
         self._table = RequestTable()
-        self._router = Router(engines, self._table, blocks)
+        self._router = Router(engines, self._table, blocks, cut_offs)
         self._admission = admission
         self._tenants = tenants
         self._waiting = WaitingRoom()
@@ -116,7 +118,7 @@ class Dispatcher:
         model = self._admission.view(request.model, self._table.in_flight(request.model), now_s)
         if request.attempt:  # it was let in before
             model = msgspec.structs.replace(model, max_requests=model.in_flight + 1)
-        views = self._router.views()
+        views = self._router.views(submission.client.index)
         route = self._admission.refusal(request, views, now_s) or self._router.choose(
             request, submission.block_keys, views, model
         )
@@ -250,6 +252,13 @@ class Dispatcher:
             self._trial.over(routed.key)
             self._tenants.unrouted(routed.key.request_id)
         return [routed.key for routed in lost]
+
+    def cut_off(self, engine: EngineMember, client: ClientMember) -> None:
+        """Takes from an engine core what it has of an API server that it cannot reach."""
+        lost = [routed for routed in self._table.of_client(client.index) if routed.engine == engine.identity]
+        for routed in lost:
+            self._remove(routed)
+        self._abort_on(engine, [routed.key for routed in lost])  # some may not have arrived there yet
 
     def client_gone(self, client: ClientMember) -> None:
         """Forgets the requests of a lost API server."""

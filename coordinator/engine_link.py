@@ -9,6 +9,7 @@ from coordinator.greeting import is_genuine, is_late, reason_to_refuse
 from coordinator.parts import Parts
 from protocol.codec import Frame, Received
 from protocol.errors import ProtocolError
+from protocol.identifiers import ClientIndex
 from protocol.messages import (
     PROTOCOL_VERSION,
     BlocksChanged,
@@ -34,6 +35,7 @@ class EngineLink:
         self._incarnation = parts.incarnation
         self._engines = parts.engines
         self._blocks = parts.blocks
+        self._cut_offs = parts.cut_offs
         self._clients = parts.clients
         self._dispatcher = parts.dispatcher
         self._cards = parts.cards
@@ -58,6 +60,8 @@ class EngineLink:
                 self._dispatcher.computed(engine, message.load, now_s)
                 if engine.reported(message.load, message.adds_received):
                     self._publisher.engine_changed(identity)
+                for client_index in message.unreachable:
+                    self._cut_off(engine, client_index, now_s)
                 self._dispatcher.finished(engine, message.finished, now_s)
             case BlocksChanged():
                 self._take_blocks(engine, message, received.buffers)
@@ -67,6 +71,16 @@ class EngineLink:
                 self._cards.arrived(message.card_hash, received.buffers[0])
             case _:
                 assert_never(message)
+
+    def _cut_off(self, engine: EngineMember, client_index: ClientIndex, now_s: float) -> None:
+        """Its outputs do not get to this API server: what it had of it goes elsewhere, and so does what comes soon."""
+        client = self._clients.at(client_index)
+        if client is None:
+            return
+        self._cut_offs.add(engine.identity, client_index, now_s)
+        self._dispatcher.cut_off(engine, client)
+        self._outbox.to_client(client.identity, RequestsLost([], all_of=engine.hello.incarnation))
+        self._note(engine, f"cannot reach API server {client.hello.name}: its requests go elsewhere")
 
     def _take_blocks(self, engine: EngineMember, change: BlocksChanged, buffers: Sequence[Frame]) -> None:
         if len(buffers) != 2 or any(len(buffer) % BLOCK_KEY_BYTES for buffer in buffers):

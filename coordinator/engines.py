@@ -82,15 +82,17 @@ class EngineMember:
         """It must not be sent Clients yet, nor requests."""
         return bool(self._awaited)
 
-    def view(self, requests: int, prefill_tokens: int) -> EngineView:
+    def view(self, requests: int, prefill_tokens: int, is_cut_off: bool) -> EngineView:
         """What routing looks at, by the requests that it has and what should have to be computed for them in all.
+
+        `is_cut_off`: it does not reach the API server that asks.
 
         It reports prompts that wait as if nothing of them were stored, so of both sums the smaller one is true.
         """
         return EngineView(
             index=self.index,
             model=self.hello.model.name,
-            available=not (self.load.draining or self._awaited),
+            available=not (self.load.draining or self._awaited or is_cut_off),
             queued_prefill_tokens=min(self.load.queued_prefill_tokens + self._unseen_tokens, prefill_tokens),
             requests=requests,
             kv_used_share=_share(self.load.kv_used_tokens, self.load.kv_capacity_tokens),

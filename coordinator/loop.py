@@ -33,6 +33,7 @@ from coordinator.events import (
     Unreachable,
 )
 from protocol.codec import AT_COORDINATOR_FROM_CLIENT, AT_COORDINATOR_FROM_ENGINE, Frame, encode
+from protocol.doorkeeper import Doorkeeper
 from protocol.errors import ProtocolError
 from protocol.malformed import MalformedLog
 
@@ -44,6 +45,17 @@ BATCH = 256
 ZmqSocket: TypeAlias = "zmq.Socket[bytes]"
 
 
+class Door(msgspec.Struct, frozen=True):
+    """Where libzmq asks, in a handshake, whether a key is allowed."""
+
+    socket: ZmqSocket
+    keeper: Doorkeeper
+
+    def answer(self) -> None:
+        """Answers the question that has come."""
+        self.socket.send_multipart(self.keeper.reply(self.socket.recv_multipart()))
+
+
 class Sockets(msgspec.Struct, frozen=True):
     """What the loop listens to and speaks through; opened and closed by its maker."""
 
@@ -52,6 +64,8 @@ class Sockets(msgspec.Struct, frozen=True):
     cluster: ZmqSocket
     stop: socket.socket
     """Readable when the loop shall end."""
+    door: Door | None = None
+    """None when nothing is encrypted."""
 
 
 class CoordinatorLoop:
@@ -70,6 +84,8 @@ class CoordinatorLoop:
         for each in (sockets.clients, sockets.engines, sockets.cluster):
             self._poller.register(each, zmq.POLLIN)
         self._poller.register(sockets.stop.fileno(), zmq.POLLIN)
+        if sockets.door is not None:
+            self._poller.register(sockets.door.socket, zmq.POLLIN)
 
     def run(self) -> None:
         """Runs until the stop socket is readable."""
@@ -78,6 +94,8 @@ class CoordinatorLoop:
             ready = dict(self._poller.poll(self._timeout_ms() if drained else 0))
             if self._sockets.stop.fileno() in ready:
                 return
+            if self._sockets.door is not None and self._sockets.door.socket in ready:
+                self._sockets.door.answer()
             drained = self._receive_all()
             self._handle(TurnEnded(drained))
 

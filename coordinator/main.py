@@ -15,14 +15,17 @@ import zmq
 from coordinator.admission import AdmissionLimits
 from coordinator.cluster import ClusterState
 from coordinator.config import CoordinatorConfig
-from coordinator.loop import CoordinatorLoop, Sockets, ZmqSocket
+from coordinator.loop import CoordinatorLoop, Door, Sockets, ZmqSocket
 from coordinator.parts import Settings
-from protocol.errors import AddressError
+from protocol.addresses import coordinator_addresses
+from protocol.curve import CurveServer, KeyPair, load_keyring
+from protocol.doorkeeper import AllowedKeys, Doorkeeper
+from protocol.errors import AddressError, BadKey
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex, new_incarnation
 from protocol.lifeline import Lifeline, Notice
 from protocol.malformed import MalformedLog
-from protocol.sockets import SocketKind, open_socket
+from protocol.sockets import SocketKind, bind_also, open_door, open_socket
 from protocol.tenants import BadTenants, load_tenants
 
 logger = logging.getLogger("shoal.coordinator")
@@ -35,11 +38,11 @@ CLIENT_INDEX_STRIDE = 2**16
 def run(config: CoordinatorConfig, lifeline: Lifeline) -> int:
     """Serves until SIGTERM or SIGINT, then ends at once: no stream passes through here, nothing is to be drained.
 
-    Returns the exit code: HOPELESS when an address or the tenants file cannot be used.
+    Returns the exit code: HOPELESS when an address, a key or the tenants file cannot be used.
     """
     try:
         _serve(config, lifeline)
-    except (AddressError, BadTenants) as error:
+    except (AddressError, BadKey, BadTenants) as error:
         logger.error("cannot start: %s", error)
         return ExitCode.HOPELESS
     logger.info("ends")
@@ -74,17 +77,33 @@ def make_loop(config: CoordinatorConfig, sockets: Sockets) -> CoordinatorLoop:
 
 @contextlib.contextmanager
 def _open_sockets(config: CoordinatorConfig, stop: socket.socket) -> Iterator[Sockets]:
+    keyring = load_keyring(config.secret_key_file, None)
+    remote = None if config.listen is None else coordinator_addresses(config.listen)
     with zmq.Context() as context, contextlib.ExitStack() as stack:
 
-        def bind(kind: SocketKind, address: str) -> ZmqSocket:
-            return stack.enter_context(open_socket(context, kind, address)[0])
+        def bind(kind: SocketKind, address: str, remote_address: str | None) -> ZmqSocket:
+            socket = stack.enter_context(open_socket(context, kind, address, keyring.for_server(address))[0])
+            if remote_address is not None:
+                if keyring.own is None:
+                    raise BadKey("--listen needs --secret-key-file: `shoal keys make FILE` makes one")
+                bind_also(socket, remote_address, CurveServer(keyring.own))
+            return socket
 
         yield Sockets(
-            clients=bind(SocketKind.CLIENTS, config.clients_address),
-            engines=bind(SocketKind.ENGINES, config.engines_address),
-            cluster=bind(SocketKind.PUBLISHER, config.cluster_address),
+            door=None if keyring.own is None else _open_door(config, keyring.own, stack, context),  # before all others
+            clients=bind(SocketKind.CLIENTS, config.clients_address, remote and remote.clients),
+            engines=bind(SocketKind.ENGINES, config.engines_address, remote and remote.engines),
+            cluster=bind(SocketKind.PUBLISHER, config.cluster_address, remote and remote.cluster),
             stop=stop,
         )
+
+
+def _open_door(
+    config: CoordinatorConfig, own: KeyPair, stack: contextlib.ExitStack, context: "zmq.Context[ZmqSocket]"
+) -> Door:
+    path = None if config.allowed_keys_file is None else Path(config.allowed_keys_file)
+    keeper = Doorkeeper(AllowedKeys([own.public], path), time.monotonic)
+    return Door(stack.enter_context(open_door(context)), keeper)
 
 
 def _addresses(sockets: Sockets) -> list[str]:

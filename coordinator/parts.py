@@ -8,6 +8,7 @@ from coordinator.admission import Admission, AdmissionLimits
 from coordinator.block_index import BlockIndex
 from coordinator.card_cache import CardCache
 from coordinator.clients import ClientTable
+from coordinator.cut_offs import CutOffs
 from coordinator.dispatcher import Dispatcher
 from coordinator.engines import EngineTable
 from coordinator.events import Link, Outbox
@@ -40,6 +41,7 @@ class Parts(msgspec.Struct, frozen=True):
     publisher: ClusterPublisher
     engines: EngineTable
     blocks: BlockIndex
+    cut_offs: CutOffs
     clients: ClientTable
     cards: CardCache
     dispatcher: Dispatcher
@@ -53,6 +55,7 @@ def make_parts(settings: Settings, started_s: float) -> Parts:
     publisher = ClusterPublisher(settings.incarnation)
     engines = EngineTable()
     blocks = BlockIndex()
+    cut_offs = CutOffs()
     admission = Admission(settings.limits)
     tenants = TenantLimits(settings.tenants, started_s)
     return Parts(
@@ -62,8 +65,9 @@ def make_parts(settings: Settings, started_s: float) -> Parts:
         publisher=publisher,
         engines=engines,
         blocks=blocks,
+        cut_offs=cut_offs,
         clients=ClientTable(settings.first_client_index),
         cards=CardCache(outbox),
-        dispatcher=Dispatcher(engines, blocks, settling, publisher, outbox, admission, tenants),
+        dispatcher=Dispatcher(engines, blocks, cut_offs, settling, publisher, outbox, admission, tenants),
         liveness={link: Liveness(settings.heartbeat_timeout_s) for link in Link},
     )

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import msgspec
 
 from coordinator.block_index import BlockIndex
+from coordinator.cut_offs import CutOffs
 from coordinator.engines import EngineMember, EngineTable
 from coordinator.request_table import RequestTable
 from coordinator.routing import Candidate, Choice, EngineView, ModelView, Refusal, candidates, choose
-from protocol.identifiers import EngineIndex
+from protocol.identifiers import ClientIndex, EngineIndex
 from protocol.messages import EngineCoreRequest
 from protocol.prefix_hash import BLOCK_TOKENS, BlockKey
 
@@ -23,15 +24,16 @@ class Route(msgspec.Struct, frozen=True):
 class Router:
     """Owner of whose turn it is."""
 
-    def __init__(self, engines: EngineTable, table: RequestTable, blocks: BlockIndex) -> None:
+    def __init__(self, engines: EngineTable, table: RequestTable, blocks: BlockIndex, cut_offs: CutOffs) -> None:
         self._engines = engines
         self._table = table
         self._blocks = blocks
+        self._cut_offs = cut_offs
         self._last_chosen = EngineIndex(-1)
 
-    def views(self) -> list[EngineView]:
-        """All engine cores, as the policy looks at them."""
-        return [self._view(engine) for engine in self._engines]
+    def views(self, client: ClientIndex) -> list[EngineView]:
+        """All engine cores, as the policy looks at them for a request of this API server."""
+        return [self._view(engine, client) for engine in self._engines]
 
     def choose(
         self, request: EngineCoreRequest, keys: Sequence[BlockKey], views: Sequence[EngineView], model: ModelView
@@ -50,9 +52,10 @@ class Router:
         self._last_chosen = route.choice.index
         self._blocks.expect(route.engine.identity, request.key, keys)
 
-    def _view(self, engine: EngineMember) -> EngineView:
+    def _view(self, engine: EngineMember, client: ClientIndex) -> EngineView:
         identity = engine.identity
-        return engine.view(self._table.engine_count(identity), self._table.prefill_tokens(identity))
+        is_cut_off = (identity, client) in self._cut_offs
+        return engine.view(self._table.engine_count(identity), self._table.prefill_tokens(identity), is_cut_off)
 
     def _candidate(
         self, view: EngineView, engine: EngineMember, request: EngineCoreRequest, keys: Sequence[BlockKey]

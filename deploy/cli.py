@@ -92,9 +92,19 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     pull = commands.add_parser("pull", help="fetch a model and print its folder")
     pull.add_argument("model", metavar="MODEL", help="demo, a hub id (owner/name), or a folder to check")
     commands.add_parser("models", help="list the models that need no download")
+    _add_keys(commands)
     add_parsers(commands)
     _add_bench(commands, with_bench)
     return parser
+
+
+def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    keys = commands.add_parser("keys", help="make this machine's key pair, for a cluster of several machines")
+    actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
+    make = actions.add_parser("make", help="write a new secret key to FILE, print its public key")
+    make.add_argument("file", metavar="FILE", help="must not be there yet; only its owner may read it")
+    public = actions.add_parser("public", help="print the public keys of secret key files")
+    public.add_argument("files", metavar="FILE", nargs="+")
 
 
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", in_full: bool) -> None:
@@ -254,6 +264,14 @@ def _models(_flags: Mapping[str, Any]) -> int:
     return 0
 
 
+def _keys(flags: Mapping[str, Any]) -> int:
+    from deploy.keys import make_keys, show_public_keys
+
+    if flags["action"] == "make":
+        return make_keys(Path(flags["file"]))
+    return show_public_keys([Path(file) for file in flags["files"]])
+
+
 def _lacks_engine(command: str, error: ModuleNotFoundError) -> str:
     """Says so; returns what it said."""
     reason = f"{error.name} is not installed: pip install 'shoal[engine]'"
@@ -300,6 +318,7 @@ _HANDLERS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "doctor": _doctor,
     "pull": _pull,
     "models": _models,
+    "keys": _keys,
     "bench": _bench,
     "drain": _control,
     "restart": _control,

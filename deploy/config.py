@@ -17,12 +17,31 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     model: Annotated[
         str, Meta(description="MLX model folder, hub id (owner/name), demo, or sim:... for a simulated device")
     ] = "demo"
-    engines: Annotated[int, Meta(ge=1, le=256, description="engine cores to run")] = 2
-    api_servers: Annotated[int, Meta(ge=1, le=256, description="API servers to run")] = 2
+    engines: Annotated[int, Meta(ge=0, le=256, description="engine cores to run")] = 2
+    api_servers: Annotated[int, Meta(ge=0, le=256, description="API servers to run")] = 2
     run_dir: Annotated[
         str | None,
         Meta(description="directory of the ipc sockets, private to this user; default: a new one, removed at exit"),
     ] = None
+
+    join: Annotated[
+        str | None,
+        Meta(description="tcp://HOST:PORT where another machine's coordinator listens (its --listen): run none here"),
+    ] = None
+    machine: Annotated[
+        str | None,
+        Meta(description="what this machine is called in its members' names; default, with --join: the host's name"),
+    ] = None
+    output_host: Annotated[
+        str | None,
+        Meta(
+            description="address of this machine where its API servers receive outputs of other machines; "
+            "default: that of --listen, or the one from which --join is reached"
+        ),
+    ] = None
+    output_port: Annotated[
+        int, Meta(ge=0, le=65280, description="and the first port for it, each API server takes one; 0 takes free ones")
+    ] = 0
 
 
 SERVE_OPTIONS = options_of(ServeConfig)
@@ -31,7 +50,8 @@ SERVE_OPTIONS = options_of(ServeConfig)
 COORDINATOR_OPTIONS = options_of(CoordinatorConfig, ("clients_address", "engines_address", "cluster_address"))
 ENGINE_CORE_OPTIONS = options_of(EngineCoreConfig, ("engines_address", "model", "name", "memory_share"))
 API_SERVER_OPTIONS = options_of(
-    ApiServerConfig, ("clients_address", "cluster_address", "output_address", "name", "fd", "metrics_dir")
+    ApiServerConfig,
+    ("clients_address", "cluster_address", "output_address", "advertised_address", "name", "fd", "metrics_dir"),
 )
 
 

@@ -10,6 +10,7 @@ import msgspec
 from deploy.cache import CACHE_VARIABLE
 from deploy.config import API_SERVER_OPTIONS, COORDINATOR_OPTIONS, ENGINE_CORE_OPTIONS
 from deploy.machine import cores, openblas_environment
+from deploy.machine_links import MachineLinks
 from deploy.options import PREFIX, Option, as_environment, as_flags
 from deploy.run_directory import RunDirectory
 from deploy.supervised_process import Role
@@ -41,13 +42,14 @@ class Launch(msgspec.Struct, frozen=True):
     api_servers: int
     values: Mapping[str, Any]
     """Options that were given, to be passed on to the roles that have them."""
+    links: MachineLinks = MachineLinks()
 
     def specs(
         self, directory: RunDirectory, http_fd: int, environment: Mapping[str, str]
     ) -> list[tuple[Role, ProcessSpec]]:
-        """One for each process, the coordinator first. `environment` is the supervisor's own."""
+        """One for each process, the coordinator (if it runs here) first. `environment` is the supervisor's own."""
         names = [
-            (Role.COORDINATOR, "coordinator"),
+            *([] if self.links.joined else [(Role.COORDINATOR, "coordinator")]),
             *((Role.ENGINE_CORE, f"engine-{i}") for i in range(self.engines)),
             *((Role.API_SERVER, f"api-{i}") for i in range(self.api_servers)),
         ]
@@ -56,7 +58,10 @@ class Launch(msgspec.Struct, frozen=True):
     def spec(
         self, role: Role, name: str, directory: RunDirectory, http_fd: int, environment: Mapping[str, str]
     ) -> ProcessSpec:
-        """One process of this role and name, among as many others as this says."""
+        """One process of this role and (on this machine) name, among as many others as this says.
+
+        `http_fd` goes to the API servers.
+        """
         inherited = {
             name: value for name, value in environment.items() if not name.startswith(PREFIX) or name == CACHE_VARIABLE
         }
@@ -77,7 +82,11 @@ class Launch(msgspec.Struct, frozen=True):
         return self._spec("coordinator", Role.COORDINATOR, own, COORDINATOR_OPTIONS, environment)
 
     def _engine_core(self, name: str, directory: RunDirectory, environment: Mapping[str, str]) -> ProcessSpec:
-        own: dict[str, Any] = {"engines_address": directory.engines, "model": self.model, "name": name}
+        own: dict[str, Any] = {
+            "engines_address": self.links.coordinator(directory).engines,
+            "model": self.model,
+            "name": self.links.member_name(name),
+        }
         if self.engines > 1:
             own["memory_share"] = 1 / self.engines
         environment = {_THREADS: str(max(1, cores() // self.engines)), **environment}
@@ -85,11 +94,12 @@ class Launch(msgspec.Struct, frozen=True):
         return self._spec(name, Role.ENGINE_CORE, own, ENGINE_CORE_OPTIONS, environment)
 
     def _api_server(self, name: str, directory: RunDirectory, fd: int, environment: Mapping[str, str]) -> ProcessSpec:
+        coordinator = self.links.coordinator(directory)
         own = {
-            "clients_address": directory.clients,
-            "cluster_address": directory.cluster,
-            "output_address": directory.outputs(name),
-            "name": name,
+            "clients_address": coordinator.clients,
+            "cluster_address": coordinator.cluster,
+            "output_address": self.links.output_address(directory, name),
+            "name": self.links.member_name(name),
             "fd": fd,
             "metrics_dir": str(directory.metrics),
         }

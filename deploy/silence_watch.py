@@ -6,6 +6,7 @@ import zmq
 import zmq.asyncio
 
 from protocol.codec import AT_SUBSCRIBER, SNAPSHOT_TOPIC
+from protocol.curve import CurveClient
 from protocol.errors import ProtocolError
 from protocol.malformed import MalformedLog
 from protocol.messages import ClusterSnapshot
@@ -19,10 +20,10 @@ class SilenceWatch:
     coordinator, or a message, is lost.
     """
 
-    def __init__(self, cluster_address: str, clock: Callable[[], float]) -> None:
+    def __init__(self, cluster_address: str, clock: Callable[[], float], curve: CurveClient | None = None) -> None:
         """Raises AddressError. `clock` only goes forward, in seconds."""
         self._context = zmq.asyncio.Context()
-        self._socket, _ = open_socket(self._context, SocketKind.SUBSCRIBER, cluster_address)
+        self._socket, _ = open_socket(self._context, SocketKind.SUBSCRIBER, cluster_address, curve)
         self._socket.setsockopt(zmq.SUBSCRIBE, SNAPSHOT_TOPIC)
         self._socket.setsockopt(zmq.UNSUBSCRIBE, b"")
         self._malformed = MalformedLog(clock)

@@ -8,16 +8,13 @@ from typing import Any
 
 from api_server.auth import BadKeys, load_keys
 from api_server.config import ApiServerConfig
+from deploy.errors import StartError
 from deploy.launch import SIMULATED, weight_bytes
 from deploy.machine import OPENBLAS_ADVICE, OPENBLAS_MISSING, Backend, lacks_openblas, memory_bytes, mlx_backend
 from engine_core.device import ModelRefused
 from engine_core.sim_options import parse_sim_options
 
 logger = logging.getLogger("shoal.supervisor")
-
-
-class StartError(Exception):
-    """The cluster cannot be started; the message says why."""
 
 
 def check_options(model: str, values: Mapping[str, Any]) -> None:

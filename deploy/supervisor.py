@@ -4,30 +4,34 @@ It waits for one of three things: an exit or a notice of a child, a signal, the 
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
 import msgspec
 
 from api_server.config import ApiServerConfig
-from api_server.http_socket import BindError, bind_http_socket, url_of
+from api_server.http_socket import BindError, bind_http_socket
 from deploy.child import Child, start_child
 from deploy.config import SERVE_OPTIONS, ServeConfig
 from deploy.control_messages import ControlRequest, Done, Progress, Scale
 from deploy.control_server import ControlServer
 from deploy.coordinator_notices import CoordinatorNotices
+from deploy.errors import StartError
 from deploy.exit_causes import describe_exit
-from deploy.launch import SIMULATED, Launch, ProcessSpec, hub_name, pull_spec
+from deploy.launch import Launch, ProcessSpec
+from deploy.launch_preparation import prepare_launch, ready_line
 from deploy.load_display import LoadDisplay
+from deploy.machine_links import machine_links
 from deploy.run_directory import RunDirectory, remove_stale
 from deploy.silence_watch import SilenceWatch
-from deploy.start_checks import StartError, check_machine, check_options
+from deploy.start_checks import check_machine, check_options
 from deploy.supervised_process import Role
 from deploy.supervisor_core import FAILURES_BEFORE_READY, Supervisor
 from deploy.supervisor_events import (
@@ -44,6 +48,7 @@ from deploy.supervisor_events import (
     Finish,
     Hung,
     Kill,
+    MachineRefused,
     Ready,
     Report,
     Requested,
@@ -85,54 +90,27 @@ async def _serve(values: Mapping[str, Any]) -> int:
     for stale in remove_stale():
         logger.info("removed %s, left by a supervisor that died", stale)
     check_options(config.model, values)
-    with bind_http_socket(host, port) as listening:
-        model = await _resolve(config.model, events)
-        if model is None:
+    links = machine_links(config, values)
+    with _listening_socket(host, port, config.api_servers) as listening:
+        launch = await prepare_launch(config, values, links, events)
+        if launch is None:
             return 0
-        check_machine(model, config.engines, values.get("kv_cache_memory_bytes"))
-        name = hub_name(config.model, Path(model))
-        options = values if name is None else {"served_model_name": name, **values}
-        launch = Launch(model, config.engines, config.api_servers, options)
         directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
         try:
-            ready_line = _ready_line(url_of(listening), launch)
-            return await Cluster(launch, directory, listening, drain_timeout_s, ready_line, events).run()
+            line = ready_line(listening, launch, config)
+            return await Cluster(launch, directory, listening, drain_timeout_s, line, events).run()
         finally:
             directory.remove()
 
 
-def _ready_line(url: str, launch: Launch) -> str:
-    own_name = "sim" if launch.model.startswith(SIMULATED) else Path(launch.model).name
-    name = launch.values.get("served_model_name") or own_name
-    return (
-        f"Shoal is ready: {url}/v1, model {name}, {launch.engines} engine core(s), {launch.api_servers} API server(s)"
-    )
-
-
-async def _resolve(model: str, events: "asyncio.Queue[Event]") -> str | None:
-    """The folder of the model, fetched if need be in a process of its own (it loads MLX); None when asked to stop.
-
-    Raises StartError.
-    """
-    if model.startswith(SIMULATED):
-        return model
-    try:
-        child = await start_child(pull_spec(model, os.environ))
-    except OSError as error:
-        raise StartError(f"the process that fetches the model cannot be started: {error}") from error
-    notices: list[Notice] = []
-    end = asyncio.create_task(child.wait(notices.append))
-    stop = asyncio.create_task(events.get())
-    await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
-    child.kill()  # nothing happens when it has ended; otherwise it leaves nothing that looks finished
-    await end
-    if not stop.cancel():
-        return None
-    if not notices:
-        raise StartError(f"model {model!r} cannot be served (see above)")
-    if notices[-1].state == "failed":
-        raise StartError(notices[-1].detail)
-    return notices[-1].detail
+@contextlib.contextmanager
+def _listening_socket(host: str, port: int, api_servers: int) -> Iterator[socket.socket | None]:
+    """For the API servers; None without any. Raises BindError."""
+    if not api_servers:
+        yield None
+        return
+    with bind_http_socket(host, port) as listening:
+        yield listening
 
 
 _READY_STATES = {Role.API_SERVER: "serving"}
@@ -146,20 +124,22 @@ class Cluster:
         self,
         launch: Launch,
         directory: RunDirectory,
-        listening: socket.socket,
+        listening: socket.socket | None,
         drain_timeout_s: float,
         ready_line: str,
         events: "asyncio.Queue[Event]",
     ) -> None:
         self._launch = launch
         self._directory = directory
-        names = [(spec.name, role) for role, spec in launch.specs(directory, listening.fileno(), os.environ)]
-        self._core = Supervisor(names, drain_timeout_s)
         self._listening = listening
+        names = [(spec.name, role) for role, spec in launch.specs(directory, self._http_fd, os.environ)]
+        self._core = Supervisor(names, drain_timeout_s)
         self._events = events
         self._ready_line = ready_line
-        self._notices = CoordinatorNotices(directory.clients)
-        self._silence = SilenceWatch(directory.cluster, time.monotonic)
+        coordinator, keyring = launch.links.coordinator(directory), launch.links.keyring
+        self._notices = CoordinatorNotices(coordinator.clients, keyring.for_coordinator(coordinator.clients))
+        curve = keyring.for_coordinator(coordinator.cluster)
+        self._silence = SilenceWatch(coordinator.cluster, time.monotonic, curve)
         self._control = ControlServer(self._on_request)
         self._display = LoadDisplay()
         self._children: dict[str, Child] = {}
@@ -174,7 +154,7 @@ class Cluster:
         try:
             async with asyncio.TaskGroup() as tasks:  # whichever fails ends the supervisor, and that its children
                 links = [
-                    tasks.create_task(self._notices.run(), name="coordinator notices"),
+                    tasks.create_task(self._notices.run(self._on_refused), name="coordinator notices"),
                     tasks.create_task(self._silence.run(self._on_snapshot), name="silence watch"),
                 ]
                 exit_code = await self._handle_events(tasks)
@@ -190,13 +170,22 @@ class Cluster:
 
     def _on_request(self, request: ControlRequest, ticket: int) -> None:
         try:
-            if isinstance(request, Scale) and request.engines is not None:
-                check_machine(self._launch.model, request.engines, self._launch.values.get("kv_cache_memory_bytes"))
+            if isinstance(request, Scale):
+                self._check_scale(request)
         except StartError as error:
             self._control.answer(ticket, Done(False, str(error)))
         else:
             logger.info("asked to %s", request)
             self._events.put_nowait(Requested(request, ticket))
+
+    def _check_scale(self, request: Scale) -> None:
+        """Raises StartError."""
+        if request.engines is not None:
+            if not self._launch.model:
+                raise StartError("this machine was started without engine cores, and so without a model")
+            check_machine(self._launch.model, request.engines, self._launch.values.get("kv_cache_memory_bytes"))
+        if request.api_servers is not None and self._listening is None:
+            raise StartError("this machine was started without API servers, and so without an HTTP socket")
 
     async def _handle_events(self, tasks: asyncio.TaskGroup) -> int:
         await self._control.start(self._directory.control)
@@ -204,7 +193,7 @@ class Cluster:
         while self._exit_code is None:
             event = await self._next_event()
             commands = self._core.handle(event, time.monotonic())
-            if self._core.is_ending:
+            if self._core.is_ending and self._listening is not None:
                 self._listening.close()  # so that new connections are refused, not left waiting
             await self._execute(commands, tasks)
         if self._failure is not None:
@@ -234,7 +223,7 @@ class Cluster:
                         child.kill()
                 case TellCoordinator(name, by_fault):
                     if child := self._children.get(name):
-                        await self._notices.tell_exited(name, child.pid, by_fault)
+                        await self._notices.tell_exited(self._launch.links.member_name(name), child.pid, by_fault)
                 case AskForSnapshot():
                     self._silence.subscribe_anew()
                 case Finish(exit_code):
@@ -265,10 +254,15 @@ class Cluster:
         tasks.create_task(self._watch(child, ready_state), name=f"watch {name}")
         return child
 
+    @property
+    def _http_fd(self) -> int:
+        """-1 without API servers."""
+        return -1 if self._listening is None else self._listening.fileno()
+
     def _spec(self, name: str) -> ProcessSpec:
         """As it is started now: engine cores share the machine with as many as there are at this moment."""
         launch = msgspec.structs.replace(self._launch, engines=self._core.count(Role.ENGINE_CORE))
-        return launch.spec(self._core.role(name), name, self._directory, self._listening.fileno(), os.environ)
+        return launch.spec(self._core.role(name), name, self._directory, self._http_fd, os.environ)
 
     async def _watch(self, child: Child, ready_state: str) -> None:
         name = child.spec.name
@@ -278,11 +272,15 @@ class Cluster:
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         for process in snapshot.silent:
-            child = self._children.get(process.name)
+            name = self._launch.links.name_here(process.name)
+            child = self._children.get(name)
             if child is not None and child.pid == process.pid:  # not another machine's, nor the next one of this name
-                self._events.put_nowait(Hung(process.name))
-        engine_cores = frozenset(engine.name for engine in snapshot.engines)
+                self._events.put_nowait(Hung(name))
+        engine_cores = frozenset(self._launch.links.name_here(engine.name) for engine in snapshot.engines)
         self._events.put_nowait(Snapshot(snapshot.incarnation, engine_cores))
+
+    def _on_refused(self, reason: str) -> None:
+        self._events.put_nowait(MachineRefused(reason))
 
     def _on_notice(self, name: str, notice: Notice, ready_state: str) -> None:
         self._display.update(name, notice, time.monotonic())

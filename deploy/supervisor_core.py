@@ -36,6 +36,7 @@ from deploy.supervisor_events import (
     Finish,
     Hung,
     Kill,
+    MachineRefused,
     Ready,
     Report,
     Requested,
@@ -90,6 +91,8 @@ class Supervisor:
                 return self._on_hung(self._processes.get(name))
             case Snapshot():
                 return self._on_snapshot(event, now_s)
+            case MachineRefused(reason):
+                return self._on_refused(reason, now_s)
             case StopRequested():
                 return self._kill_all() if self.is_ending else self._end(0, now_s)
             case Requested():
@@ -190,6 +193,11 @@ class Supervisor:
         ]
         absent = self._absence.told(snapshot.coordinator, snapshot.engine_cores, running, now_s)
         return [command for name in absent for command in self._on_hung(self._processes[name])]
+
+    def _on_refused(self, reason: str, now_s: float) -> list[Command]:
+        if self.is_ending:
+            return []
+        return [AnnounceFailure("", f"the coordinator refuses this machine: {reason}"), *self._end(1, now_s)]
 
     def _on_time(self, now_s: float) -> list[Command]:
         if not self.is_ending:

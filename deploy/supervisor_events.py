@@ -36,6 +36,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Names."""
 
 
+class MachineRefused(msgspec.Struct, frozen=True):
+    """The coordinator, on another machine, will have none of the processes of this one."""
+
+    reason: str
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """SIGTERM or SIGINT came."""
 
@@ -52,7 +58,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     """`next_deadline_s` is reached (or not: nothing happens then)."""
 
 
-Event = Ready | Exited | Hung | Snapshot | StopRequested | Requested | TimePassed
+Event = Ready | Exited | Hung | Snapshot | MachineRefused | StopRequested | Requested | TimePassed
 
 
 # --- commands -------------------------------------------------------------------------------------------------
@@ -103,9 +109,10 @@ class AnnounceRestart(msgspec.Struct, frozen=True):
 
 
 class AnnounceFailure(msgspec.Struct, frozen=True):
-    """The cluster cannot run because of this process; everything is being ended."""
+    """The cluster cannot run; everything is being ended."""
 
     name: str
+    """The process because of which; empty for none."""
     message: str
 
 

@@ -54,6 +54,12 @@ class EngineCoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             gt=0, description="an engine core whose step takes longer ends itself; the first 8 may take 5 times as long"
         ),
     ] = 120.0
+    secret_key_file: Annotated[
+        str | None, Meta(description="file with this machine's secret key, made by shoal keys; encrypts TCP links")
+    ] = None
+    coordinator_key: Annotated[
+        str | None, Meta(description="public key of the coordinator's machine, when it is joined over TCP")
+    ] = None
     drain_timeout_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM, seconds for running requests to finish")
     ] = 30.0

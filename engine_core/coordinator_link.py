@@ -33,6 +33,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     Card,
+    ClientAddress,
     Clients,
     CoordinatorToEngine,
     EngineCoreRequest,
@@ -46,7 +47,7 @@ from protocol.messages import (
     Refused,
     RequestKey,
 )
-from protocol.sockets import ConnectionEvent
+from protocol.sockets import REFUSALS, ConnectionEvent
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -110,7 +111,7 @@ class CoordinatorLink:
         self._engine_index = EngineIndex(-1)
         self._coordinator = Incarnation("")
         """The one that welcomed us last."""
-        self._clients: dict[ClientIndex, str] = {}
+        self._clients: dict[ClientIndex, ClientAddress] = {}
         self._clients_number = 0
         self._taken: dict[RequestKey, tuple[ClientIndex, int]] = {}
         """Requests passed on to the busy loop that have not ended, with client and number of prompt tokens."""
@@ -134,6 +135,10 @@ class CoordinatorLink:
             case ConnectionEvent.DOWN:
                 self._connected = self._greeted = self._told_blocks = False
                 return []
+            case ConnectionEvent.BROKEN_OFF:
+                return []
+            case ConnectionEvent.KEY_REFUSED | ConnectionEvent.MISMATCH:
+                return [TellCore(CoordinatorRefused(REFUSALS[event]))]
             case SendFailed():
                 # Again with the next report that is due, if the connection is still there.
                 self._greeted = self._told_blocks = False
@@ -168,7 +173,7 @@ class CoordinatorLink:
         if message.number and is_late:
             return []  # of an older connection
         self._clients_number = message.number
-        self._clients = {client.client_index: client.address for client in message.clients}
+        self._clients = {client.client_index: client for client in message.clients}
         changed = ClientsChanged(self._clients)
         return [TellOutputs(changed), TellCore(changed)]
 
@@ -235,7 +240,9 @@ class CoordinatorLink:
         # Before the report: what a request that ended has stored is known then.
         blocks = self._tell_changes(status.blocks)
         load = _completed(status, now_s, malformed_total)
-        worth_it = bool(status.ended) or is_news(self._reported, load) or now_s >= self._next_report_s
+        worth_it = (
+            bool(status.ended or status.unreachable) or is_news(self._reported, load) or now_s >= self._next_report_s
+        )
         self._reported = load
         if self._connected and not self._greeted and now_s >= self._next_report_s:
             return self._greet(now_s)
@@ -243,7 +250,7 @@ class CoordinatorLink:
             return blocks
         self._next_report_s = now_s + HEARTBEAT_S
         adds_received = status.adds_handled if status.welcome == self._welcomes else 0
-        return [*blocks, Send(LoadReport(load, adds_received, status.ended))]
+        return [*blocks, Send(LoadReport(load, adds_received, status.ended, status.unreachable))]
 
 
 def _completed(status: CoreStatus, now_s: float, malformed_total: int) -> Load:

@@ -27,6 +27,7 @@ from engine_core.scheduler import Scheduler
 from engine_core.ssd_tier import BlockRead, BlocksRead, BlockWrite, SsdReport, SsdTier
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex
+from protocol.messages import ClientAddress
 
 DRAIN_SETTLE_S = 0.2
 """A draining engine core stays at least this long: what the coordinator sent before it heard of it still arrives."""
@@ -43,7 +44,9 @@ class EngineCore:
         self._ssd = ssd
         self._deadlines = Deadlines()
         self._drain_timeout_s = drain_timeout_s
-        self._clients: dict[ClientIndex, str] = {}
+        self._clients: dict[ClientIndex, ClientAddress] = {}
+        self._unreachable: list[ClientIndex] = []
+        """API servers found stuck since the last status."""
         self._welcome = 0
         self._adds_handled = 0
         self._progressed_s = 0.0
@@ -86,6 +89,7 @@ class EngineCore:
                 self._take_clients(addresses)
             case ClientStuck(client_index):
                 self._scheduler.drop_client(client_index)
+                self._unreachable.append(client_index)
             case CoordinatorWelcomed(welcome):
                 self._welcome, self._adds_handled = welcome, 0
             case CoordinatorRefused():
@@ -143,7 +147,8 @@ class EngineCore:
         ended = self._scheduler.take_ended()
         self._deadlines.forget(ended)
         blocks = self._scheduler.take_block_changes()
-        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s, blocks)
+        unreachable, self._unreachable = self._unreachable, []
+        return CoreStatus(load, ended, self._adds_handled, self._welcome, self._progressed_s, blocks, unreachable)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""
@@ -151,7 +156,7 @@ class EngineCore:
         self._deadlines.check_invariants()
         assert self._exit_code != ExitCode.DRAINED or not self._scheduler.has_requests
 
-    def _take_clients(self, addresses: dict[ClientIndex, str]) -> None:
+    def _take_clients(self, addresses: dict[ClientIndex, ClientAddress]) -> None:
         for client_index, address in self._clients.items():
             if addresses.get(client_index) != address:
                 self._scheduler.drop_client(client_index)

@@ -8,7 +8,7 @@ import msgspec
 from engine_core.block_changes import BlockChanges
 from engine_core.ssd_tier import BlocksRead, SsdReport
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
-from protocol.messages import EngineCoreRequest, Load, RequestKey
+from protocol.messages import ClientAddress, EngineCoreRequest, Load, RequestKey
 from protocol.prefix_hash import BlockHash
 
 
@@ -37,7 +37,7 @@ class RequestsAborted(msgspec.Struct, frozen=True):
 class ClientsChanged(msgspec.Struct, frozen=True):
     """The API servers that there are now, each with the address of its outputs."""
 
-    addresses: dict[ClientIndex, str]
+    addresses: dict[ClientIndex, ClientAddress]
 
 
 class ClientStuck(msgspec.Struct, frozen=True):
@@ -98,3 +98,5 @@ class CoreStatus(msgspec.Struct, frozen=True):
     """When a step was last completed or work began, in the clock of the busy loop; of no meaning when idle."""
     blocks: BlockChanges = {}
     """What was stored and evicted since the last status."""
+    unreachable: list[ClientIndex] = []
+    """API servers that were found not to take their outputs since the last status."""

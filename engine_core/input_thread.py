@@ -29,13 +29,15 @@ from engine_core.output_thread import OutputEvent
 from engine_core.status_board import StatusBoard
 from engine_core.step_watch import StepWatch
 from protocol.codec import AT_ENGINE, encode
+from protocol.curve import CurveClient
 from protocol.errors import ProtocolError
 from protocol.exit_codes import ExitCode
+from protocol.handshake_log import HandshakeLog
 from protocol.heartbeats import HEARTBEAT_S
 from protocol.identifiers import member_identity
 from protocol.lifeline import Lifeline, Notice
 from protocol.malformed import MalformedLog
-from protocol.sockets import SocketKind, connection_event, open_member, open_socket
+from protocol.sockets import ConnectionEvent, SocketKind, connection_event, open_member, open_socket
 
 logger = logging.getLogger("shoal.engine_core")
 
@@ -51,6 +53,7 @@ class InputThread:
         self,
         context: zmq.SyncContext,
         address: str,
+        curve: CurveClient | None,
         identity: EngineIdentity,
         inbox: "queue.SimpleQueue[CoreEvent]",
         outputs: "queue.SimpleQueue[OutputEvent]",
@@ -66,11 +69,12 @@ class InputThread:
         self._has_joined = False
         self._malformed_log = MalformedLog(time.monotonic)
         self._malformed_total = 0
+        self._handshake_log = HandshakeLog(f"the coordinator at {address}", time.monotonic)
         self._bell, _ = open_socket(context, SocketKind.INPROC_IN, _DOORBELL)
         self._bell_rope, _ = open_socket(context, SocketKind.INPROC_OUT, _DOORBELL)
         self.board = StatusBoard(self._ring)
         self._member, self._monitor = open_member(
-            context, address, member_identity(identity.name, identity.incarnation)
+            context, address, member_identity(identity.name, identity.incarnation), curve
         )
         self._poller = zmq.Poller()
         for socket in (self._member, self._monitor, self._bell):
@@ -85,7 +89,7 @@ class InputThread:
             if self._member in ready:
                 self._receive()
             if self._monitor in ready:
-                self._handle(connection_event(self._monitor.recv_multipart()))
+                self._connection_changed(connection_event(self._monitor.recv_multipart()))
             if self._bell in ready:
                 self._bell.recv()
             closed = self.board.is_closed
@@ -93,6 +97,11 @@ class InputThread:
             if status is not None:
                 self._handle(status)
                 self._end_if_hung(status)
+
+    def _connection_changed(self, event: ConnectionEvent) -> None:
+        if event is ConnectionEvent.BROKEN_OFF:
+            self._handshake_log.broken_off()
+        self._handle(event)
 
     def _end_if_hung(self, status: CoreStatus) -> None:
         """A step that hangs cannot be ended, only its process: what it had goes on elsewhere."""

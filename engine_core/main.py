@@ -30,7 +30,8 @@ from engine_core.ssd_cache import open_ssd_cache
 from engine_core.ssd_tier import SsdTier
 from protocol.addresses import check_address
 from protocol.card import pack_card
-from protocol.errors import AddressError
+from protocol.curve import Keyring, load_keyring
+from protocol.errors import AddressError, BadKey
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import new_incarnation
 from protocol.lifeline import Lifeline, Notice
@@ -51,14 +52,16 @@ def run(config: EngineCoreConfig, lifeline: Lifeline) -> int:
         inbox.put(DrainRequested())
 
     try:
-        check_address(config.engines_address)
+        keyring = load_keyring(config.secret_key_file, config.coordinator_key)
+        curve = keyring.for_coordinator(config.engines_address)
+        check_address(config.engines_address, encrypted=curve is not None)
         watch = ShutdownWatch(config.drain_timeout_s, drain)
         opened = _open_model(config, lifeline)
         try:
-            return _serve(config, opened, lifeline, inbox, watch)
+            return _serve(config, keyring, opened, lifeline, inbox, watch)
         finally:
             opened.device.close()
-    except (ModelRefused, AddressError) as error:
+    except (ModelRefused, AddressError, BadKey) as error:
         logger.error("%s", error)
         return ExitCode.HOPELESS
     except Exception:
@@ -84,6 +87,7 @@ def _open_model(config: EngineCoreConfig, lifeline: Lifeline) -> OpenedModel:
 
 def _serve(
     config: EngineCoreConfig,
+    keyring: Keyring,
     opened: OpenedModel,
     lifeline: Lifeline,
     inbox: "queue.SimpleQueue[CoreEvent]",
@@ -94,9 +98,10 @@ def _serve(
     scheduler, identity = _scheduler_and_identity(config, opened, tier)
     core = EngineCore(scheduler, config.drain_timeout_s, tier)
     context = zmq.Context()
-    outputs = OutputThread(context, identity.incarnation, inbox)
+    outputs = OutputThread(context, keyring, identity.incarnation, inbox)
+    curve = keyring.for_coordinator(config.engines_address)
     inputs = InputThread(
-        context, config.engines_address, identity, inbox, outputs.queue, lifeline, config.step_timeout_s
+        context, config.engines_address, curve, identity, inbox, outputs.queue, lifeline, config.step_timeout_s
     )
     threads = [start_thread("output", outputs.run), start_thread("input", inputs.run)]
     if ssd is not None:

@@ -19,9 +19,9 @@ import zmq
 
 from engine_core.request_table import OutputsByClient
 from protocol.codec import Frame, encode
-from protocol.errors import AddressError
+from protocol.errors import AddressError, BadKey
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
-from protocol.messages import EngineCoreOutput, EngineCoreOutputs
+from protocol.messages import ClientAddress, EngineCoreOutput, EngineCoreOutputs
 
 logger = logging.getLogger("shoal.engine_core")
 
@@ -44,7 +44,7 @@ class PushSocket(Protocol):
 
 
 class _Stream:
-    def __init__(self, address: str, next_sequence: int) -> None:
+    def __init__(self, address: ClientAddress, next_sequence: int) -> None:
         self.address = address
         self.socket: PushSocket | None = None
         self.next_sequence = next_sequence
@@ -60,7 +60,7 @@ class _Stream:
 class OutputStreams:
     """Owner of the PUSH sockets. All calls come from one thread."""
 
-    def __init__(self, incarnation: Incarnation, open_push: Callable[[str], PushSocket]) -> None:
+    def __init__(self, incarnation: Incarnation, open_push: Callable[[ClientAddress], PushSocket]) -> None:
         self._incarnation = incarnation
         self._open_push = open_push
         self._engine_index = EngineIndex(-1)
@@ -72,7 +72,7 @@ class OutputStreams:
         """The coordinator has given this engine core its index."""
         self._engine_index = engine_index
 
-    def set_clients(self, addresses: dict[ClientIndex, str]) -> None:
+    def set_clients(self, addresses: dict[ClientIndex, ClientAddress]) -> None:
         """These are the API servers now; the streams of all others end."""
         for client_index, stream in list(self._streams.items()):
             if addresses.get(client_index) != stream.address:
@@ -141,7 +141,7 @@ class OutputStreams:
             if stream.socket is None:
                 stream.socket = self._open_push(stream.address)
             stream.socket.send_multipart(encode(message), zmq.NOBLOCK)
-        except (AddressError, zmq.ZMQError) as error:  # also zmq.Again: its queue is full
+        except (AddressError, BadKey, zmq.ZMQError) as error:  # also zmq.Again: its queue is full
             logger.warning("API server %d does not take its outputs (%s): its requests end", client_index, error)
             _close(stream, linger_ms=0)
             return False

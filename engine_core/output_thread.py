@@ -11,9 +11,11 @@ import zmq
 from engine_core.events import ClientsChanged, ClientStuck, CoreEvent, Joined
 from engine_core.output_streams import OutputStreams, PushSocket
 from engine_core.request_table import OutputsByClient
+from engine_core.watched_push import WatchedPush
+from protocol.curve import Keyring
 from protocol.identifiers import ClientIndex, Incarnation
-from protocol.messages import wall_clock_s
-from protocol.sockets import SocketKind, open_socket
+from protocol.messages import ClientAddress, wall_clock_s
+from protocol.sockets import SocketKind, open_socket, open_watched_push
 
 
 class StepOutputs(msgspec.Struct, frozen=True):
@@ -38,10 +40,15 @@ class OutputThread:
     """
 
     def __init__(
-        self, context: zmq.SyncContext, incarnation: Incarnation, inbox: "queue.SimpleQueue[CoreEvent]"
+        self,
+        context: zmq.SyncContext,
+        keyring: Keyring,
+        incarnation: Incarnation,
+        inbox: "queue.SimpleQueue[CoreEvent]",
     ) -> None:
         """`inbox` is the busy loop's."""
         self._context = context
+        self._keyring = keyring
         self._inbox = inbox
         self._streams = OutputStreams(incarnation, self._open_push)
         self.queue: queue.SimpleQueue[OutputEvent] = queue.SimpleQueue()
@@ -82,5 +89,8 @@ class OutputThread:
         for client_index in clients:
             self._inbox.put(ClientStuck(client_index))
 
-    def _open_push(self, address: str) -> PushSocket:
-        return open_socket(self._context, SocketKind.OUTPUTS_OUT, address)[0]
+    def _open_push(self, client: ClientAddress) -> PushSocket:
+        curve = self._keyring.for_peer(client.public_key)
+        if client.address.startswith("tcp://"):
+            return WatchedPush(*open_watched_push(self._context, client.address, curve))
+        return open_socket(self._context, SocketKind.OUTPUTS_OUT, client.address)[0]

@@ -24,7 +24,7 @@ class StatusBoard:
         with self._lock:
             earlier = self._status
             self._status = status if earlier is None else _joined(earlier, status)
-        if status.ended or earlier is None or is_news(earlier.load, status.load):
+        if status.ended or status.unreachable or earlier is None or is_news(earlier.load, status.load):
             self._ring()
 
     def take(self) -> CoreStatus | None:
@@ -32,7 +32,7 @@ class StatusBoard:
         with self._lock:
             status = self._status
             if status is not None:
-                self._status = msgspec.structs.replace(status, ended=[], blocks={})
+                self._status = msgspec.structs.replace(status, ended=[], blocks={}, unreachable=[])
             return status
 
     def close(self) -> None:
@@ -50,7 +50,8 @@ class StatusBoard:
 
 def _joined(earlier: CoreStatus, later: CoreStatus) -> CoreStatus:
     blocks = {**earlier.blocks, **later.blocks}
-    return msgspec.structs.replace(later, ended=earlier.ended + later.ended, blocks=blocks)
+    unreachable = earlier.unreachable + later.unreachable
+    return msgspec.structs.replace(later, ended=earlier.ended + later.ended, blocks=blocks, unreachable=unreachable)
 
 
 def is_news(earlier: Load, later: Load) -> bool:

@@ -177,6 +177,8 @@ class ClientHello(Message, frozen=True):
     """Accepted, unfinished requests of it, each with the engine core that has it by the coordinator's word. A
     coordinator that may have died between saying so and handing the request on has left it nowhere: the next one
     answers with RequestsLost for those that their engine core does not know."""
+    output_public_key: str = ""
+    """CURVE public key of `output_address`; empty: not encrypted."""
     greeting: int = 0
     """Counts this process's Hellos, from 1; 0 for none. When a connection is made anew, what is left of the old one may
     be read after what came by the new one: an older Hello than the last is passed over, and so is, by its receiver, a
@@ -354,6 +356,8 @@ class RequestsLost(Message, frozen=True):
     """These requests are not where an earlier coordinator had said, or have just ended there."""
 
     keys: list[RequestKey]
+    all_of: Incarnation = Incarnation("")
+    """And all that were accepted by this engine core, if their end has not come: it cannot reach this API server."""
 
 
 class Card(Message, frozen=True):
@@ -401,6 +405,9 @@ class LoadReport(Message, frozen=True):
     sent after that many is not in `load` yet. Counts every request, also one dropped as a duplicate."""
     finished: list[RequestKey] = []
     """Requests that ended since the last report."""
+    unreachable: list[ClientIndex] = []
+    """API servers that do not take their outputs: they refuse this engine core, are cut off from it or have stopped
+    reading. It has dropped their requests."""
 
 
 class BlocksChanged(Message, frozen=True):
@@ -424,6 +431,8 @@ class ClientAddress(Message, frozen=True):
 
     client_index: ClientIndex
     address: str
+    public_key: str = ""
+    """CURVE public key of the address; empty: not encrypted."""
 
 
 class EngineWelcome(Message, frozen=True):

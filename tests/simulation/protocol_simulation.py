@@ -24,6 +24,8 @@ from simulated_network import Channel, World
 
 from api_server.client_events import Abandon, AdmissionTimedOut
 from coordinator.events import Subscribed
+from engine_core.watched_push import UNREACHABLE_AFTER_S
+from protocol.errors import AddressError
 from protocol.identifiers import RequestId
 from protocol.messages import ProcessExited
 
@@ -35,6 +37,14 @@ ENGINES = 2
 CLIENTS = 2
 LOST_SHARE, TWICE_SHARE = 0.01, 0.01
 """Of the messages with outputs: lost alone, between others that arrive, or delivered twice."""
+
+
+class Parted:
+    """What waits for a connection that is not there."""
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+        self.held: list[list[bytes]] = []
 
 
 class History:
@@ -49,6 +59,7 @@ class History:
         self.callers: list[Caller] = []
         """Of API servers that are still there."""
         self._outputs: dict[tuple[int, str], Channel] = {}
+        self._parted: dict[tuple[int, str], Parted] = {}
         self.clients = {f"api-{number}": self._new_client(f"api-{number}") for number in range(CLIENTS)}
         self.engines = {f"engine-{number}": self._new_engine(f"engine-{number}") for number in range(ENGINES)}
         self._disturbances = 0
@@ -94,6 +105,7 @@ class History:
             self._cut,
             self._drain,
             self._lose_outputs,
+            self._part,
         ]
         self._disturbances += 1
         self.random.choice(strikes)()
@@ -162,6 +174,20 @@ class History:
         for channel in self._outputs.values():
             channel.cut()
 
+    def _part(self) -> None:
+        """The way between an engine core and an API server is cut; both still reach the coordinator."""
+        engine, client = (self.random.choice(list(each.values())) for each in (self.engines, self.clients))
+        ends = engine.pid, client.address
+        if ends not in self._parted:
+            if ends in self._outputs:
+                self._outputs[ends].cut()
+            self._parted[ends] = Parted(self.world.now_s)
+            self.world.after(self.random.choice((1.0, 4.0, 12.0)), lambda: self._mend(*ends))
+
+    def _mend(self, pid: int, address: str) -> None:
+        for frames in self._parted.pop((pid, address)).held:
+            self._push(pid, address, frames)
+
     # --- processes --------------------------------------------------------------------------------------------
 
     def _next_pid(self) -> int:
@@ -178,6 +204,14 @@ class History:
         )
 
     def _push(self, pid: int, address: str, frames: list[bytes]) -> None:
+        """As engine_core.watched_push does."""
+        parted = self._parted.get((pid, address))
+        if parted is not None:
+            if self.world.now_s - parted.since_s < UNREACHABLE_AFTER_S:
+                parted.held.append(frames)
+                return
+            self._parted[pid, address] = Parted(self.world.now_s)  # another socket takes its place
+            raise AddressError("parted")
         if (pid, address) not in self._outputs:
             name = address.removeprefix("ipc:///")
             self._outputs[pid, address] = Channel(self.world, lambda each: self.clients[name].take_outputs(each))

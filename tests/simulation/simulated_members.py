@@ -58,6 +58,7 @@ from protocol.codec import (
 from protocol.identifiers import ClientIndex, Incarnation, RequestId, member_identity
 from protocol.messages import (
     PROTOCOL_VERSION,
+    ClientAddress,
     ClientHello,
     EngineCoreOutput,
     EngineCoreRequest,
@@ -365,9 +366,10 @@ class EngineProcess(Process):
             )
         )
         self.requests: dict[RequestId, Running] = {}
-        self._streams = OutputStreams(incarnation, lambda address: _Push(lambda frames: push_to(address, frames)))
-        self._clients: dict[ClientIndex, str] = {}
+        self._streams = OutputStreams(incarnation, lambda client: _Push(lambda frames: push_to(client.address, frames)))
+        self._clients: dict[ClientIndex, ClientAddress] = {}
         self._ended: list[RequestKey] = []
+        self._unreachable: list[ClientIndex] = []
         self._welcome = self._adds_handled = 0
         identity = Identity(member_identity(name, incarnation))
         self.connection = Connection(self, coordinators, Link.ENGINES, identity, self._receive, self._tell_link)
@@ -416,8 +418,10 @@ class EngineProcess(Process):
 
     def _report(self) -> None:
         ended, self._ended = self._ended, []
+        unreachable, self._unreachable = self._unreachable, []
         load = Load(running=len(self.requests))
-        self._tell_link(CoreStatus(load, ended, self._adds_handled, self._welcome, self.world.now_s))
+        counts = self._adds_handled, self._welcome, self.world.now_s
+        self._tell_link(CoreStatus(load, ended, *counts, unreachable=unreachable))
 
     def _receive(self, frames: list[bytes]) -> None:
         self._tell_link(AT_ENGINE.decode(frames))
@@ -456,6 +460,7 @@ class EngineProcess(Process):
                 self._drop_clients(gone)
             case ClientStuck(client_index):
                 self._drop_clients({client_index})
+                self._unreachable.append(client_index)
             case CoordinatorRefused():
                 raise AssertionError(f"{self.name}, which lives, is refused")
             case CoordinatorWelcomed(welcome):

@@ -181,6 +181,14 @@ def test_the_hello_lists_what_was_accepted_and_what_was_left_nowhere_is_resumed(
     assert driver.tell(RequestsLost([KEY])) == [], "an older attempt"
 
 
+def test_an_engine_core_that_cannot_reach_us_loses_all_that_it_has_of_us(driver: Driver) -> None:
+    start(driver)
+    assert driver.tell(RequestsLost([], all_of=Incarnation("another"))) == []
+    commands = driver.tell(RequestsLost([], all_of=ENGINE))
+    assert commands[0] == Resumed(R, ResumeCause.REQUEST_LOST)
+    assert [request.attempt for request, _ in sent(commands)] == [1]
+
+
 def test_a_lost_engine_core_while_there_is_no_coordinator_is_resumed_by_the_next(driver: Driver) -> None:
     start(driver)
     driver.output(0, [7])

@@ -221,8 +221,8 @@ class FakeClient:
             claimed,
             list(engines),
             list(requests),
-            greeting,
-            started_s,
+            greeting=greeting,
+            started_s=started_s,
         )
         answer = self.say(hello)
         for message in answer:

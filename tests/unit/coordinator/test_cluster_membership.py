@@ -11,6 +11,7 @@ from protocol.messages import (
     Abort,
     Accepted,
     ClientAddress,
+    ClientHello,
     Clients,
     ClientWelcome,
     ClusterSnapshot,
@@ -490,3 +491,12 @@ def test_no_engine_core_left_means_no_engine_not_unknown_model(core: Core) -> No
     assert isinstance(rejected, Rejected) and rejected.reason is RejectReason.NO_ENGINE
     assert rejected.retry_after_s > 0
     assert client.index == ClientIndex(FIRST_CLIENT_INDEX)
+
+
+def test_engine_cores_are_told_with_which_key_an_api_server_receives(core: Core) -> None:
+    engine, client = FakeEngine(core), FakeClient(core)
+    engine.hello()
+    address = "tcp://10.0.0.1:7710"
+    client.say(ClientHello(PROTOCOL_VERSION, client.name, client.incarnation, address, 1, output_public_key="key"))
+    (told,) = [message for message in core.sent_to(engine.identity) if isinstance(message, Clients)]
+    assert [(each.address, each.public_key) for each in told.clients] == [(address, "key")]

@@ -4,6 +4,7 @@ import pytest
 from core_fixture import Core, FakeClient, FakeEngine, key
 
 from coordinator.admission import AdmissionLimits
+from coordinator.cut_offs import CUT_OFF_S
 from coordinator.events import Forward, Link, Send, Subscribed
 from protocol.codec import encode, pack_token_ids
 from protocol.identifiers import ClientIndex
@@ -13,8 +14,10 @@ from protocol.messages import (
     ClusterSnapshot,
     EngineCoreRequest,
     Load,
+    LoadReport,
     Rejected,
     RejectReason,
+    RequestsLost,
 )
 
 
@@ -305,3 +308,49 @@ def test_what_waits_is_limited_until_reports_say_that_it_waits_no_longer() -> No
     engine.report(Load(running=2, waiting=2), adds_received=3)
     assert isinstance(client.submit("r3"), Rejected)
     assert isinstance(client.submit("r1", attempt=1), Accepted)  # its caller was told yes
+
+
+# --- an engine core that cannot reach an API server ---
+
+
+def test_requests_of_an_api_server_that_cannot_be_reached_go_elsewhere_for_a_while(core: Core) -> None:
+    engines = [FakeEngine(core, f"engine-{number}", f"e{number}") for number in range(2)]
+    clients = [FakeClient(core, f"api-{number}", f"a{number}") for number in range(2)]
+    for each in (*engines, *clients):
+        each.hello()
+    blind, cut_off = engines[0], clients[0]
+    cut_off.submit("r1")
+    cut_off.submit("r2")
+    core.commands.clear()
+    blind.say(LoadReport(Load(), 1, [], [cut_off.index]))
+    assert core.sent_to(cut_off.identity) == [RequestsLost([], all_of=blind.incarnation)]
+    assert counts(core) == [0, 1]
+    for number in range(4):
+        cut_off.submit(f"again-{number}")
+    assert counts(core) == [0, 5]
+    clients[1].submit("other")
+    assert counts(core) == [1, 5], "for others nothing has changed"
+    pass_time(core, CUT_OFF_S, *engines, *clients)
+    cut_off.submit("later")
+    assert counts(core) == [2, 5], "it is tried again"
+
+
+def pass_time(core: Core, seconds: float, *members: FakeEngine | FakeClient) -> None:
+    """With a sign of life from each of them every second."""
+    for _ in range(round(seconds)):
+        core.wait(1.0)
+        for each in members:
+            each.report() if isinstance(each, FakeEngine) else each.heartbeat()
+    core.end_turn()
+
+
+def test_with_no_engine_core_that_reaches_it_an_api_server_gets_an_answer_or_waits_for_the_next_try(
+    core: Core, engine: FakeEngine, client: FakeClient
+) -> None:
+    engine.say(LoadReport(Load(), 0, [], [client.index, ClientIndex(12345)]))
+    assert rejection(client.submit("r1")) is RejectReason.NO_ENGINE
+    assert client.submit("r2", attempt=1) is None
+    pass_time(core, CUT_OFF_S - 1, engine, client)
+    assert counts(core) == [0]
+    pass_time(core, 1, engine, client)
+    assert counts(core) == [1]

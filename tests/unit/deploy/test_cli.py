@@ -34,7 +34,7 @@ def test_supervisor_does_not_load_mlx() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["serve", "--engines", "0"], "--engines"),
+        (["serve", "--engines", "-1"], "--engines"),
         (["engine-core", "--model", "sim:"], "--engines-address"),
         (["coordinator", "--config", "/no/such/shoal.toml"], "/no/such/shoal.toml"),
         (["serve", "--heartbeat-timeout-s", "1"], "--heartbeat-timeout-s"),

@@ -48,7 +48,7 @@ from protocol.messages import (
 )
 from protocol.prefix_hash import BlockHash, block_key
 from protocol.sampling import SamplingParams
-from protocol.sockets import ConnectionEvent
+from protocol.sockets import REFUSALS, ConnectionEvent
 
 C = TypeVar("C")
 MODEL = ModelInfo("m", "hash", 100)
@@ -192,7 +192,7 @@ def test_a_welcome_is_passed_on_and_the_card_sent_when_wanted(bench: Bench) -> N
 
 def test_the_output_thread_learns_of_clients_before_their_requests_run(bench: Bench) -> None:
     bench.connect()
-    changed = ClientsChanged({ClientIndex(0): "ipc:///a"})
+    changed = ClientsChanged({ClientIndex(0): ClientAddress(ClientIndex(0), "ipc:///a")})
     assert bench.receive(CLIENTS) == [TellOutputs(changed), TellCore(changed)]
 
 
@@ -285,6 +285,15 @@ def test_hello_is_said_again_after_a_failed_send_but_not_in_a_hurry(bench: Bench
     assert isinstance(command.message, EngineHello)
     assert command.message.requests == [(key("a"), ClientIndex(0), 2)]
     assert command.message.load.running == 4
+
+
+@pytest.mark.parametrize("event", [ConnectionEvent.KEY_REFUSED, ConnectionEvent.MISMATCH])
+def test_who_is_refused_in_the_handshake_leaves(bench: Bench, event: ConnectionEvent) -> None:
+    assert bench.link.handle(event, bench.now_s) == [TellCore(CoordinatorRefused(REFUSALS[event]))]
+
+
+def test_a_handshake_that_was_broken_off_is_tried_again(bench: Bench) -> None:
+    assert bench.link.handle(ConnectionEvent.BROKEN_OFF, bench.now_s) == []
 
 
 # --- stored blocks ---

@@ -21,7 +21,7 @@ from engine_core.scheduler import Scheduler
 from engine_core.scheduler_limits import SchedulerLimits
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import ClientIndex, RequestId
-from protocol.messages import EngineCoreRequest, FinishReason, RequestKey
+from protocol.messages import ClientAddress, EngineCoreRequest, FinishReason, RequestKey
 from protocol.sampling import SamplingParams
 
 LIMITS = SchedulerLimits(
@@ -41,7 +41,15 @@ def arrived(name: str, client: int = 0) -> RequestArrived:
 @pytest.fixture
 def core() -> EngineCore:
     core = EngineCore(Scheduler(LIMITS, [99]), drain_timeout_s=5.0)
-    core.handle(ClientsChanged({ClientIndex(0): "ipc:///a", ClientIndex(1): "ipc:///b"}), 0.0)
+    core.handle(
+        ClientsChanged(
+            {
+                ClientIndex(0): ClientAddress(ClientIndex(0), "ipc:///a"),
+                ClientIndex(1): ClientAddress(ClientIndex(1), "ipc:///b"),
+            }
+        ),
+        0.0,
+    )
     return core
 
 
@@ -96,11 +104,16 @@ def test_an_aborted_request_is_not_planned_any_more(core: EngineCore, device: To
 @pytest.mark.parametrize(
     "addresses",
     [
-        {ClientIndex(0): "ipc:///a"},
-        {ClientIndex(0): "ipc:///a", ClientIndex(1): "ipc:///another-with-its-number"},
+        {ClientIndex(0): ClientAddress(ClientIndex(0), "ipc:///a")},
+        {
+            ClientIndex(0): ClientAddress(ClientIndex(0), "ipc:///a"),
+            ClientIndex(1): ClientAddress(ClientIndex(1), "ipc:///another-with-its-number"),
+        },
     ],
 )
-def test_requests_of_an_api_server_that_left_are_dropped(core: EngineCore, addresses: dict[ClientIndex, str]) -> None:
+def test_requests_of_an_api_server_that_left_are_dropped(
+    core: EngineCore, addresses: dict[ClientIndex, ClientAddress]
+) -> None:
     core.handle(arrived("a"), 0.0)
     core.handle(arrived("b", 1), 0.0)
     core.handle(ClientsChanged(addresses), 0.0)
@@ -110,7 +123,11 @@ def test_requests_of_an_api_server_that_left_are_dropped(core: EngineCore, addre
 def test_a_newcomer_among_the_api_servers_costs_nobody_anything(core: EngineCore) -> None:
     core.handle(arrived("a"), 0.0)
     core.handle(arrived("b", 1), 0.0)
-    clients = {ClientIndex(0): "ipc:///a", ClientIndex(1): "ipc:///b", ClientIndex(2): "ipc:///c"}
+    clients = {
+        ClientIndex(0): ClientAddress(ClientIndex(0), "ipc:///a"),
+        ClientIndex(1): ClientAddress(ClientIndex(1), "ipc:///b"),
+        ClientIndex(2): ClientAddress(ClientIndex(2), "ipc:///c"),
+    }
     core.handle(ClientsChanged(clients), 0.0)
     assert core.take_status().ended == []
 

@@ -8,9 +8,9 @@ import zmq
 from engine_core import output_streams
 from engine_core.output_streams import OutputStreams
 from protocol.codec import AT_OUTPUTS, Frame
-from protocol.errors import AddressError
+from protocol.errors import AddressError, BadKey
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
-from protocol.messages import EngineCoreOutput, EngineCoreOutputs
+from protocol.messages import ClientAddress, EngineCoreOutput, EngineCoreOutputs
 
 ONE, TWO = ClientIndex(1), ClientIndex(2)
 
@@ -38,12 +38,17 @@ class Bench:
         self.opened: list[FakePush] = []
         self.streams = OutputStreams(Incarnation("i"), self._open)
         self.streams.joined(EngineIndex(4))
-        self.streams.set_clients({ONE: "ipc:///one", TWO: "ipc:///two"})
+        self.set_clients({ONE: "ipc:///one", TWO: "ipc:///two"})
 
-    def _open(self, address: str) -> FakePush:
-        if address == "nonsense":
+    def set_clients(self, addresses: dict[ClientIndex, str]) -> None:
+        self.streams.set_clients({index: ClientAddress(index, address) for index, address in addresses.items()})
+
+    def _open(self, client: ClientAddress) -> FakePush:
+        if client.address == "nonsense":
             raise AddressError("no address")
-        self.opened.append(FakePush(address))
+        if client.public_key:
+            raise BadKey("no key of our own")
+        self.opened.append(FakePush(client.address))
         return self.opened[-1]
 
     def send(self, *clients: ClientIndex) -> list[ClientIndex]:
@@ -121,21 +126,26 @@ def test_a_full_queue_gives_the_client_up_and_the_gap_shows(bench: Bench) -> Non
     assert [message.sequence for message in bench.opened[2].sent] == [2], "the client must see that 1 is missing"
 
 
+def test_a_client_whose_key_cannot_be_used_is_given_up(bench: Bench) -> None:
+    bench.streams.set_clients({ONE: ClientAddress(ONE, "tcp://10.0.0.1:5", "key")})
+    assert bench.send(ONE) == [ONE]
+
+
 def test_an_address_that_is_none_gives_the_client_up(bench: Bench) -> None:
-    bench.streams.set_clients({ONE: "nonsense", TWO: "ipc:///two"})
+    bench.set_clients({ONE: "nonsense", TWO: "ipc:///two"})
     assert bench.send(ONE, TWO) == [ONE]
 
 
 def test_clients_that_left_are_closed_and_the_numbers_go_on_for_who_comes_back(bench: Bench) -> None:
     bench.send(ONE, TWO)
-    bench.streams.set_clients({ONE: "ipc:///successor", TWO: "ipc:///two"})
+    bench.set_clients({ONE: "ipc:///successor", TWO: "ipc:///two"})
     assert bench.opened[0].closed_with == [0]
     assert bench.opened[1].closed_with == []
     bench.send(ONE, TWO)
     assert (bench.opened[2].address, bench.opened[2].sent[0].sequence) == ("ipc:///successor", 1)
     assert bench.opened[1].sent[-1].sequence == 1
-    bench.streams.set_clients({TWO: "ipc:///two"})
-    bench.streams.set_clients({ONE: "ipc:///one", TWO: "ipc:///two"})
+    bench.set_clients({TWO: "ipc:///two"})
+    bench.set_clients({ONE: "ipc:///one", TWO: "ipc:///two"})
     bench.send(ONE)
     assert bench.opened[3].sent[0].sequence == 2, "what was queued for it is gone: it must see a gap"
 
@@ -143,9 +153,9 @@ def test_clients_that_left_are_closed_and_the_numbers_go_on_for_who_comes_back(b
 def test_clients_that_left_are_remembered_up_to_a_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_streams, "MAX_ENDED", 2)
     for index in range(10, 15):
-        bench.streams.set_clients({ClientIndex(index): "ipc:///each"})
+        bench.set_clients({ClientIndex(index): "ipc:///each"})
         bench.send(ClientIndex(index))
-    bench.streams.set_clients({ClientIndex(10): "ipc:///each", ClientIndex(13): "ipc:///each"})
+    bench.set_clients({ClientIndex(10): "ipc:///each", ClientIndex(13): "ipc:///each"})
     bench.send(ClientIndex(10), ClientIndex(13))
     assert [push.sent[0].sequence for push in bench.opened[-2:]] == [0, 1]
 

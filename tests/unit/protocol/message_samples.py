@@ -74,7 +74,7 @@ LOGPROBS = PackedLogprobs(1, b"abcd", b"efgh", b"ijkl", b"mnop")
 OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e", LOGPROBS, LOGPROBS)
 
 SAMPLES: list[Message] = [
-    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)], 5, 0.5),
+    ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)], "p", 5, 0.5),
     EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0, 3, "t"),
     Abort([KEY]),
     Cleared([KEY]),
@@ -89,12 +89,12 @@ SAMPLES: list[Message] = [
     Card("h"),
     CardUnknown("h"),
     Refused("r"),
-    RequestsLost([KEY]),
+    RequestsLost([KEY], RUN),
     EngineHello(1, "n", RUN, 2, MODEL, LOAD, [(KEY, ClientIndex(3), 4)], EngineIndex(5), [ClientIndex(6)], 7, 0.5),
-    LoadReport(LOAD, 1, [KEY]),
+    LoadReport(LOAD, 1, [KEY], [ClientIndex(2)]),
     BlocksChanged(1, True),
     EngineWelcome(1, RUN, EngineIndex(2), True, 3),
-    Clients([ClientAddress(ClientIndex(1), "a")], 2, RUN),
+    Clients([ClientAddress(ClientIndex(1), "a", "p")], 2, RUN),
     GetBlocks(),
     EngineCoreOutputs(EngineIndex(1), RUN, 2, 0.5, [OUTPUT], ClientIndex(3)),
     ClusterSnapshot(
@@ -104,7 +104,7 @@ SAMPLES: list[Message] = [
 ]
 
 GOLDEN: dict[type[Message], str] = {
-    ClientHello: "019a01a16ea169a1610203919204a169919292a17202a16905cb3fe0000000000000",
+    ClientHello: "019b01a16ea169a1610203919204a169919292a17202a169a17005cb3fe0000000000000",
     EngineCoreRequest: (
         "029fa1720102a16d03dc00110102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff80000000000"
         "00cb3ff4000000000000cb3ffc000000000000049105c38106cb3fe00000000000000791089191090acb3fe0000000000000"
@@ -123,15 +123,15 @@ GOLDEN: dict[type[Message], str] = {
     Card: "1491a168",
     CardUnknown: "1591a168",
     Refused: "1691a172",
-    RequestsLost: "17919192a17202",
+    RequestsLost: "17929192a17202a169",
     EngineHello: (
         "209b01a16ea1690294a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f"
         "101112919392a17202030405910607cb3fe0000000000000"
     ),
-    LoadReport: "2193dc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f101112019192a17202",
+    LoadReport: "2194dc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c0d950e0f101112019192a172029102",
     BlocksChanged: "229201c3",
     EngineWelcome: "309501a16902c303",
-    Clients: "3193919201a16102a169",
+    Clients: "3193919301a161a17002a169",
     GetBlocks: "3290",
     EngineCoreOutputs: (
         "409601a16902cb3fe0000000000000919aa17201029103020405a1659501c40461626364c40465666768c404696a6b6cc404"
