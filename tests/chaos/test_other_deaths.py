@@ -49,7 +49,7 @@ def test_coordinator_and_engine_core_killed_together_are_not_noticed(undisturbed
     with running_shoal(SIM) as shoal:
         streams = run_streams(shoal, [stream.body for stream in expected], strike, 1.0)
         assert_undisturbed(streams, expected)
-        assert resumed(shoal) >= STREAMS // 2
+        assert resumed(shoal) >= STREAMS // 4, "the engine core had hardly anything"
         assert_back_and_idle(shoal, engines=2)
 
 
