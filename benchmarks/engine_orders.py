@@ -58,7 +58,7 @@ class _OrderBench:
         yield figure("orders", "plan without orders", "ms", empty)
         moves = [self._move(number) for number in range(count)]
         yield figure("orders", f"row of {self._tokens} tokens moved to another slot", "ms", moves)
-        if not self._device.prefix_block_tokens:
+        if not self._device.prefix_block_tokens or self._device.checkpoint_tokens:
             return
         copies = [self._into_target(copies=[RowCopy(_SOURCE, _TARGET, self._tokens)]) for _ in range(count)]
         yield figure("orders", f"{self._tokens} tokens copied to a new row", "ms", copies)
@@ -107,7 +107,17 @@ class _OrderBench:
         restores: Sequence[BlockRestore] = (),
         prefills: Sequence[PrefillChunk] = (),
     ) -> StepPlan:
-        return StepPlan(drops, (), saves, releases, self._slots, moves, admissions, copies, restores, prefills)
+        return StepPlan(
+            drops=drops,
+            saves=saves,
+            releases=releases,
+            pool_slots=self._slots,
+            moves=moves,
+            admissions=admissions,
+            copies=copies,
+            restores=restores,
+            prefills=prefills,
+        )
 
     def _run(self, plan: StepPlan) -> float:
         """Wall time, ms."""

@@ -73,6 +73,16 @@ class BlockSave(msgspec.Struct, frozen=True):
     """Position of its first token; the whole block is in the row."""
 
 
+class CheckpointSave(msgspec.Struct, frozen=True):
+    """Copy a row's recurrent states: they are as they are behind the last token of a block."""
+
+    block_id: BlockId
+    """Whose KV is stored by this plan or an earlier one, or will be before it is restored."""
+    row: int
+    tokens: int
+    """So many the row holds, neither more nor less."""
+
+
 class RowMove(msgspec.Struct, frozen=True):
     """What a row holds goes to another slot, which no row has after the releases of this step."""
 
@@ -106,7 +116,9 @@ class BlockRestore(msgspec.Struct, frozen=True):
     row: int
     block_ids: Sequence[BlockId]
     tokens: int
-    """Of the last block only so many are wanted that these are restored in all; more than all other blocks have."""
+    """Of the last block only so many are wanted that these are restored in all; more than all other blocks have.
+
+    Of a device with checkpoints all are, and the row's states are those of the checkpoint of the last block."""
 
 
 class PrefillChunk(msgspec.Struct, frozen=True):
@@ -136,17 +148,20 @@ class DecodeRow(msgspec.Struct, frozen=True):
 
 class StepPlan(msgspec.Struct, frozen=True):
     """One step, in this order: drops, loads, saves, releases, pools that grow, moves, pools that shrink, admissions,
-    copies, restores, prefill chunks and decode rows.
+    copies, restores, prefill chunks and decode rows. (Of checkpoints as of blocks.)
 
     So blocks are saved as the step before left them, also from rows that are released, and room for them is made
-    before. The larger of the slots before and after, pool by pool, and the blocks fit in the device's capacity
-    together.
+    before. The larger of the slots before and after, pool by pool, the blocks and the checkpoints fit in the
+    device's capacity together.
     """
 
     drops: Sequence[BlockId] = ()
     """Blocks to be forgotten."""
     loads: Sequence[BlockLoad] = ()
     saves: Sequence[BlockSave] = ()
+    checkpoint_drops: Sequence[BlockId] = ()
+    """Blocks whose checkpoint is to be forgotten; it does not go with the block by itself."""
+    checkpoint_saves: Sequence[CheckpointSave] = ()
     releases: Sequence[int] = ()
     """Rows that are free again, and their slots with them."""
     pool_slots: Sequence[int] = ()
@@ -184,6 +199,9 @@ class Device(Protocol):
     """Most slots x length of all pools that a plan may ask for, with the tokens of all stored blocks."""
     prefix_block_tokens: int
     """Tokens of a block (protocol.prefix_hash.BLOCK_TOKENS); 0 for a device that stores none and copies no rows."""
+    checkpoint_tokens: int
+    """Tokens of KV that take as much memory as a checkpoint of a row's recurrent states. 0 for a model without such
+    states: it needs no checkpoints. With them no rows are copied, and blocks are restored up to a checkpoint."""
     block_parts: Sequence[BlockPart]
     """What a stored block consists of; none where blocks cannot be taken out of the device."""
     lookahead: bool

@@ -42,14 +42,22 @@ def capacity_tokens(cost: CacheCost, budget_bytes: int, max_rows: int, spare_tok
     there twice; while rows are added, one layer's states are.
     """
     for_tokens = budget_bytes - max_rows * (cost.bytes_per_row + cost.largest_layer_bytes_per_row)
-    slot_bytes = (SHORTEST_SLOT + spare_tokens) * (cost.bytes_per_token + cost.largest_layer_bytes_per_token)
-    slots = for_tokens // max(SHORTEST_SLOT, slot_bytes)
+    slots = for_tokens // max(SHORTEST_SLOT, _slot_bytes(cost, spare_tokens))
     if slots < 1:
         raise ModelRefused(
             f"{budget_bytes} bytes of KV cache are too few for {max_rows} sequences: "
             "give more with kv_cache_memory_bytes, or lower max_num_seqs"
         )
     return slots * SHORTEST_SLOT
+
+
+def checkpoint_tokens(cost: CacheCost, spare_tokens: int = 0) -> int:
+    """Tokens of the capacity (see `capacity_tokens`) that take as much memory as a row's states; 0 without states."""
+    return -(-cost.bytes_per_row * SHORTEST_SLOT // max(SHORTEST_SLOT, _slot_bytes(cost, spare_tokens)))
+
+
+def _slot_bytes(cost: CacheCost, spare_tokens: int) -> int:
+    return (SHORTEST_SLOT + spare_tokens) * (cost.bytes_per_token + cost.largest_layer_bytes_per_token)
 
 
 def kv_budget_bytes(configured: int | None, memory_bytes: int, weight_bytes: int, forward_bytes: int) -> int:

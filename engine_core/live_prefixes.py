@@ -40,6 +40,11 @@ def longest_copy(sequence: Sequence, donors: Iterable[Sequence], beyond: int) ->
     return best
 
 
+def longest_shared(sequence: Sequence, running: Iterable[Sequence]) -> int:
+    """Most known tokens that it has in common with one of the others."""
+    return max((shared_tokens(sequence, other) for other in running if other is not sequence), default=0)
+
+
 def about_to_compute(sequence: Sequence, running: Iterable[Sequence], at_least: int) -> bool:
     """Whether the first `at_least` tokens of `sequence`, or more of them, will soon be in the row of one that runs."""
     return any(

@@ -162,6 +162,7 @@ def _limits(config: EngineCoreConfig, opened: OpenedModel) -> SchedulerLimits:
         max_model_len=config.max_model_len or most,
         kv_capacity_tokens=opened.device.kv_capacity_tokens,
         pool_lengths=pool_lengths,
+        checkpoint_tokens=opened.device.checkpoint_tokens,
     )
 
 

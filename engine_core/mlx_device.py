@@ -28,7 +28,7 @@ from engine_core.model_folder import check_model_folder
 from engine_core.model_runner import ModelRunner, PlanError
 from engine_core.pool_lengths import pool_lengths
 from engine_core.prompt_scores import score_chunk
-from engine_core.runner_choice import choose_runner, kv_capacity
+from engine_core.runner_choice import checkpoint_size, choose_runner, kv_capacity
 from engine_core.sampler import Sampled, Sampler
 from engine_core.token_feedback import TokenFeedback
 from protocol.card import ModelCard
@@ -74,10 +74,13 @@ class MlxDevice:
         vocab_size: int,
         kv_capacity_tokens: int,
         lengths: Sequence[int],
+        checkpoint_tokens: int,
     ) -> None:
+        """`checkpoint_tokens` as in Device, for a runner that has states."""
         self.pool_lengths = lengths
         self.kv_capacity_tokens = kv_capacity_tokens
         self.prefix_block_tokens = BLOCK_TOKENS if runner.stores_blocks else 0
+        self.checkpoint_tokens = checkpoint_tokens if runner.has_states else 0
         self.block_parts = runner.block_parts
         self.lookahead = gains_by_lookahead()
         self._runner = runner
@@ -191,7 +194,8 @@ def open_mlx_device(config: EngineCoreConfig, on_progress: OnProgress) -> Opened
         logger.warning("model %s names no end-of-sequence token: requests end by stop tokens or length", card.name)
     lookahead = gains_by_lookahead() if config.async_scheduling is None else config.async_scheduling
     sampler = Sampler(trace.vocab_size, card.eos_token_ids, lookahead)
-    return OpenedModel(MlxDevice(runner, sampler, trace.vocab_size, capacity, lengths), card)
+    device = MlxDevice(runner, sampler, trace.vocab_size, capacity, lengths, checkpoint_size(trace))
+    return OpenedModel(device, card)
 
 
 def _fitted(card: ModelCard, capacity: int, configured: int | None) -> ModelCard:

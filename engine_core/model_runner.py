@@ -24,7 +24,9 @@ class ModelRunner(Protocol):
     """Owns the KV cache: the tokens computed so far, row by row, and stored blocks."""
 
     stores_blocks: bool
-    """Whether it stores blocks and copies rows: if not, no plan asks for either."""
+    """Whether it stores blocks, and copies rows that have no states: if not, no plan asks for either."""
+    has_states: bool
+    """Whether the model has recurrent states: rows with stored blocks start at checkpoints then, and are not copied."""
     block_parts: Sequence[BlockPart]
     """See Device."""
 
@@ -54,7 +56,7 @@ class ModelRunner(Protocol):
         ...
 
     def written_arrays(self) -> list[mx.array]:
-        """The arrays that the last `forward` wrote; to be evaluated with what hangs on its logits, and not kept."""
+        """What the last `prepare` and `forward` wrote; to be evaluated with what hangs on the logits, and not kept."""
         ...
 
     def check_invariants(self) -> None:

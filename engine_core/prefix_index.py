@@ -7,6 +7,9 @@ blocks push out blocks on probation alone, the longest unused first, so however 
 and however long they are, they take no protected prefix away; a chain too long for the rest is stored in part.
 What is stored serves to the token: a chain that ends, or turns elsewhere, inside of a stored block can use that
 block's beginning (engine_core.block_siblings).
+
+Of a model with recurrent states a prefix is of use only up to a block with a checkpoint: the states as they were behind
+it. A checkpoint takes the room of many blocks; it goes with its block, and what then leads to no checkpoint goes along.
 (Segmented LRU: Karedla, Love, Wherry, "Caching strategies to improve disk system performance", 1994.)
 """
 
@@ -25,7 +28,17 @@ _SPARE = 64
 
 
 class _Block:
-    __slots__ = ("block_hash", "block_id", "is_protected", "key", "last_used", "parent", "parent_hash", "pins")
+    __slots__ = (
+        "block_hash",
+        "block_id",
+        "has_checkpoint",
+        "is_protected",
+        "key",
+        "last_used",
+        "parent",
+        "parent_hash",
+        "pins",
+    )
 
     def __init__(
         self, block_id: BlockId, block_hash: BlockHash, key: TokenKey, parent_hash: BlockHash, parent: "_Block | None"
@@ -39,14 +52,19 @@ class _Block:
         self.last_used = 0
         self.pins = 0
         self.is_protected = False
+        self.has_checkpoint = False
 
 
 class PrefixIndex:
     """Owner of what is stored. A chain is a root and the hashes of the blocks behind it (protocol.prefix_hash)."""
 
-    def __init__(self, capacity: int = 0) -> None:
-        """`capacity` in blocks."""
+    def __init__(self, capacity: int = 0, checkpoint_blocks: int = 0) -> None:
+        """`capacity` in blocks. A checkpoint takes as much as `checkpoint_blocks`; 0 for a model that needs none."""
         self._capacity = capacity
+        self._checkpoint_blocks = checkpoint_blocks
+        self._used = 0
+        """Of the capacity."""
+        self._protected_used = 0
         self._blocks: dict[BlockHash, _Block] = {}
         self._children: dict[BlockHash, BlockSiblings] = {}
         """By the hash of the parent, or of the root; only of those that have some."""
@@ -57,6 +75,7 @@ class PrefixIndex:
         self._uses = 0
         self._inserted = 0
         self._evicted: list[tuple[BlockId, BlockHash]] = []
+        self._lost_checkpoints: list[BlockId] = []
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -69,6 +88,18 @@ class PrefixIndex:
         """Blocks."""
         return self._capacity
 
+    @property
+    def used(self) -> int:
+        """Blocks, with what checkpoints take."""
+        return self._used
+
+    def cost(self, block_hash: BlockHash) -> int:
+        """What a stored block takes of the capacity, with its checkpoint if it has one."""
+        return self._cost(self._blocks[block_hash])
+
+    def _cost(self, block: _Block) -> int:
+        return 1 + self._checkpoint_blocks * block.has_checkpoint
+
     def matched(self, chain: Sequence[BlockHash]) -> int:
         """How many blocks of the chain, which is not empty, are stored: from its root on."""
         stored, missing = 0, len(chain)
@@ -79,6 +110,10 @@ class PrefixIndex:
             else:
                 missing = middle
         return stored
+
+    def last_checkpoint(self, chain: Sequence[BlockHash], most: int) -> int:
+        """The last place up to `most` (which is stored, or 0) whose block has a checkpoint; 0 without any."""
+        return next((place for place in range(most, 0, -1) if self._blocks[chain[place]].has_checkpoint), 0)
 
     def most_alike(self, parent: BlockHash, token_ids: Sequence[int]) -> tuple[BlockHash, int] | None:
         """The block behind `parent` (or the root) that begins with most of these tokens, and with how many."""
@@ -99,6 +134,7 @@ class PrefixIndex:
             elif protect:
                 block.is_protected = True
                 self._protected[block_hash] = block
+                self._protected_used += self._cost(block)
             else:
                 self._note_leaf(block)
         self._demote()
@@ -122,20 +158,66 @@ class PrefixIndex:
         """
         assert block_hash not in self._blocks
         parent = self._blocks.get(parent_hash)
-        if (parent is None and not is_first) or not self._make_room_beside(parent):
+        if (parent is None and not is_first) or not self._make_room(1, beside=parent):
             return None
         block = _Block(BlockId(self._inserted), block_hash, token_key(token_ids), parent_hash, parent)
         block.last_used = self._next_use()
         self._inserted += 1
         self._blocks[block.block_hash] = block
+        self._used += 1
         self._children.setdefault(block.parent_hash, BlockSiblings()).add(block.key, block.block_hash)
         self._note_leaf(block)
         return block.block_id
 
+    def can_keep(self, blocks: int) -> bool:
+        """Whether there would be room for so many blocks, and a checkpoint, if all that is on probation went."""
+        return self._protected_used + blocks + self._checkpoint_blocks <= self._capacity
+
+    def add_checkpoint(self, block_hash: BlockHash) -> BlockId | None:
+        """A stored block gets a checkpoint; its id, or None when there is no room, and then the block may be gone."""
+        block = self._blocks[block_hash]
+        assert self._checkpoint_blocks and not block.has_checkpoint
+        if not self._make_room(self._checkpoint_blocks, beside=block):
+            self._evict_useless(block)
+            return None
+        block.has_checkpoint = True
+        self._used += self._checkpoint_blocks
+        self._protected_used += self._checkpoint_blocks * block.is_protected
+        self._demote()
+        return block.block_id
+
+    def remove_checkpoint(self, block_hash: BlockHash) -> None:
+        """Drops the checkpoint of a block, if it is there and nobody else has used it."""
+        block = self._blocks.get(block_hash)
+        if block is not None and block.has_checkpoint and not (block.is_protected or block.pins):
+            self._lose_checkpoint(block)
+            self._evict_useless(block)
+
+    def evict_useless(self, block_hash: BlockHash) -> None:
+        """If the block is stored and leads to no checkpoint it goes, and so do all before it that lead nowhere else."""
+        block = self._blocks.get(block_hash)
+        if block is not None:
+            self._evict_useless(block)
+
+    def has_checkpoint(self, block_hash: BlockHash) -> bool:
+        """Whether the block is stored with one."""
+        block = self._blocks.get(block_hash)
+        return block is not None and block.has_checkpoint
+
+    def take_lost_checkpoints(self) -> list[BlockId]:
+        """Blocks that lost theirs, with themselves or alone, since this was last asked."""
+        lost, self._lost_checkpoints = self._lost_checkpoints, []
+        return lost
+
+    def _lose_checkpoint(self, block: _Block) -> None:
+        block.has_checkpoint = False
+        self._used -= self._checkpoint_blocks
+        self._lost_checkpoints.append(block.block_id)
+
     def set_capacity(self, capacity: int) -> None:
         """Blocks beyond it go, protected ones last; pinned ones stay even then."""
         self._capacity = capacity
-        while len(self._blocks) > capacity:
+        while self._used > capacity:
             victim = self._pop_probation_leaf() or self._oldest_protected_leaf()
             if victim is None:
                 break
@@ -151,18 +233,19 @@ class PrefixIndex:
         self._uses += 1
         return self._uses
 
-    def _make_room_beside(self, parent: _Block | None) -> bool:
-        if len(self._blocks) < self._capacity:
-            return True
-        if parent is not None:
-            parent.pins += 1
-        victim = self._pop_probation_leaf() if len(self._blocks) == self._capacity else None
-        if parent is not None:
-            parent.pins -= 1
-        if victim is None:
-            return False
-        self._evict(victim)
-        return True
+    def _make_room(self, blocks: int, beside: _Block | None) -> bool:
+        """Lets blocks on probation go, but not the one beside which there is to be room, and those before it."""
+        is_over = self._used > self._capacity  # for what is pinned
+        if beside is not None:
+            beside.pins += 1
+        while not is_over and self._used + blocks > self._capacity:
+            victim = self._pop_probation_leaf()
+            if victim is None:
+                break
+            self._evict(victim)
+        if beside is not None:
+            beside.pins -= 1
+        return self._used + blocks <= self._capacity
 
     def _pop_probation_leaf(self) -> _Block | None:
         """The longest unused that is not pinned; the caller evicts it."""
@@ -188,8 +271,28 @@ class PrefixIndex:
         return block.block_hash in self._children
 
     def _evict(self, block: _Block) -> None:
+        """And all before it that lead nowhere any more."""
+        self._remove(block)
+        if block.parent is not None:
+            self._evict_useless(block.parent)
+
+    def _evict_useless(self, block: _Block) -> None:
+        """Unless it has a checkpoint, or leads to one."""
+        last: _Block | None = block
+        while self._checkpoint_blocks and last is not None:
+            if last.has_checkpoint or last.pins or self._has_children(last):
+                break
+            self._remove(last)
+            last = last.parent
+
+    def _remove(self, block: _Block) -> None:
+        if block.is_protected:
+            del self._protected[block.block_hash]
+            self._protected_used -= self._cost(block)
+        if block.has_checkpoint:
+            self._lose_checkpoint(block)
         del self._blocks[block.block_hash]
-        self._protected.pop(block.block_hash, None)
+        self._used -= 1
         self._evicted.append((block.block_id, block.block_hash))
         siblings = self._children[block.parent_hash]
         siblings.remove(block.key)
@@ -199,9 +302,10 @@ class PrefixIndex:
             self._note_leaf(block.parent)
 
     def _demote(self) -> None:
-        while len(self._protected) > self._capacity * PROTECTED_SHARE:
+        while self._protected_used > self._capacity * PROTECTED_SHARE:
             _, block = self._protected.popitem(last=False)
             block.is_protected = False
+            self._protected_used -= self._cost(block)
             block.last_used = self._next_use()
             self._note_leaf(block)
 
@@ -226,7 +330,9 @@ class PrefixIndex:
         for siblings in self._children.values():
             siblings.check_invariants()
         assert {h for h, block in self._blocks.items() if block.is_protected} == set(self._protected)
-        assert len(self._protected) <= self._capacity * PROTECTED_SHARE
+        assert self._used == sum(self._cost(block) for block in self._blocks.values())
+        assert self._protected_used == sum(self._cost(block) for block in self._protected.values())
+        assert self._protected_used <= self._capacity * PROTECTED_SHARE
         leaves = [block for block in self._blocks.values() if not self._has_children(block)]
         noted = set(self._probation)
         assert all(block.is_protected or (block.last_used, block.block_hash) in noted for block in leaves)

@@ -25,6 +25,7 @@ class RowRunner:
 
     def __init__(self, model: LanguageModel) -> None:
         self.stores_blocks = False
+        self.has_states = False
         self.block_parts: Sequence[BlockPart] = ()
         self._model = model
         self._rows: dict[int, _Row] = {}

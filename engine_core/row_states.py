@@ -96,6 +96,16 @@ class RowStates:
                 mx.eval(self.arrays())
             mx.clear_cache()
 
+    def snapshot(self, row: int) -> list[mx.array]:
+        """[1, ...] of each array of the row, to be owned by the caller; not evaluated."""
+        return [mx.take(array, mx.array([row]), axis=0) for array in self.arrays()]
+
+    def write(self, row: int, snapshot: Sequence[mx.array]) -> None:
+        """The row gets the states of a snapshot; evaluated, so that nothing that was read of them is in the way."""
+        for array, state in zip(self.arrays(), snapshot, strict=True):
+            array[row : row + 1] = state
+        mx.eval(self.arrays())
+
     def arrays(self) -> list[mx.array]:
         """All buffers. Never to be kept."""
         return [array for layer in self.layers for array in layer.arrays if array is not None]

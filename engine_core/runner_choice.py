@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from engine_core.device_memory import capacity_tokens
+from engine_core.device_memory import capacity_tokens, checkpoint_tokens
 from engine_core.mlx_lm_adapter import ModelTrace, unfit_for_slots
 from engine_core.model_runner import LanguageModel, ModelRunner
 from engine_core.output_head import selection_of
@@ -22,6 +22,11 @@ def kv_capacity(model: LanguageModel, trace: ModelTrace, budget_bytes: int, max_
     """Tokens of KV cache. Raises ModelRefused when the budget is too small."""
     spare = SPARE_TOKENS if unfit(model, trace) is None else 0
     return capacity_tokens(trace.cost, budget_bytes, max_rows, spare)
+
+
+def checkpoint_size(trace: ModelTrace) -> int:
+    """Tokens of KV cache that a checkpoint of a model in slots takes."""
+    return checkpoint_tokens(trace.cost, SPARE_TOKENS)
 
 
 def unfit(model: LanguageModel, trace: ModelTrace) -> str | None:

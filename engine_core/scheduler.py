@@ -66,7 +66,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         pools = KvPools(limits.pool_lengths, limits.kv_capacity_tokens, limits.max_num_seqs)
         self._batch = Batch(limits.max_num_seqs, pools)
-        self._prefixes = PrefixCache(limits.kv_capacity_tokens, ssd)
+        self._prefixes = PrefixCache(limits.kv_capacity_tokens, ssd, limits.checkpoint_tokens)
         self._newcomers = Newcomers(limits, self._waiting, self._batch, self._prefixes)
         self._in_flight: deque[list[StepShare]] = deque()
         """What the plans without a result will have computed, the oldest first, each in the order of its decode
@@ -192,18 +192,21 @@ class Scheduler:
         self._preempt(self._batch.make_room())
         tokens = self._step_tokens()
         admitted = self._newcomers.admit(tokens)
-        shares = share_step(self._batch.can_step, tokens, self._waiting.admitted_tokens)
+        admitted_tokens = self._waiting.admitted_tokens
+        shares = share_step(self._batch.can_step, tokens, admitted_tokens, self._prefixes.chunk_tokens)
         shares.sort(key=lambda share: share.sequence.row)
         rows = self._batch.take_orders(
             is_memory_wanted=self._newcomers.are_short_of_memory, beside=self._prefixes.restored_tokens
         )
         if not shares and not rows.changes:
             return None
-        blocks = self._prefixes.take_orders(rows.plan_tokens)
+        blocks = self._prefixes.take_orders(rows.plan_tokens, rows.releases)
         plan = StepPlan(
             drops=blocks.drops,
             loads=blocks.loads,
             saves=blocks.saves,
+            checkpoint_drops=blocks.checkpoint_drops,
+            checkpoint_saves=blocks.checkpoint_saves,
             releases=rows.releases,
             pool_slots=rows.pool_slots,
             moves=rows.moves,

@@ -20,6 +20,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     growth_tokens: int = 128
     """A sequence is admitted when every running one could still grow by this much: without it the newcomer would often
     be preempted a few steps later, and its prefill thrown away."""
+    checkpoint_tokens: int = 0
+    """As in Device."""
     patience: int = PATIENCE
     """Shorter prompts go before a longer one until so many times its tokens were admitted; 0: first come, first
     served."""

@@ -156,7 +156,7 @@ def _run(rig: _Rig, sequences: Sequence[_Sequence], filling: int) -> None:
 def _copy(rig: _Rig, source: _Sequence, target: _Sequence, tokens: int) -> None:
     """`target` joins in the slot after next; where rows cannot be copied it is fed instead."""
     admissions = [_admission(target, Slot(0, 5))]
-    if rig.runner.stores_blocks:
+    if rig.runner.stores_blocks and not rig.runner.has_states:
         rig.prepare(admissions=admissions, copies=[RowCopy(source.row, target.row, tokens)])
         target.fed = tokens
     else:

@@ -74,6 +74,7 @@ class SimDevice:
         longest = options.kv_capacity_tokens // SHORTEST_SLOT * SHORTEST_SLOT + 1
         self.pool_lengths: Sequence[int] = pool_lengths(min(options.max_model_len, longest))
         self.prefix_block_tokens = BLOCK_TOKENS
+        self.checkpoint_tokens = 0
         self.lookahead = options.lookahead
         self._options = options
         self._rows: dict[int, tuple[Admission, int]] = {}

@@ -13,8 +13,8 @@ at which the logits are right:
 
 A recurrent state has no place for what comes before a sequence: its first token finds no state at all, as in mlx-lm,
 and what a model makes of that need not be zeros. So a sequence whose first token is a decode row (a prompt of one
-token) takes that token in a forward of its own. Nor has a state a part for each token: models that have one store no
-blocks of prefixes, all others do.
+token) takes that token in a forward of its own. Nor has a state a part for each token: a row starts from stored blocks
+only where there is a checkpoint of its states.
 """
 
 import enum
@@ -23,20 +23,10 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 
 from engine_core.attention_dispatch import keys_attended
-from engine_core.block_store import BlockStore
-from engine_core.device import (
-    BlockData,
-    BlockId,
-    BlockPart,
-    BlockSave,
-    DecodeRow,
-    PrefillChunk,
-    RowCopy,
-    Slot,
-    StepPlan,
-)
-from engine_core.model_runner import LanguageModel, PlanError
+from engine_core.device import BlockData, BlockId, DecodeRow, PrefillChunk, Slot, StepPlan
+from engine_core.model_runner import LanguageModel
 from engine_core.output_head import Selection
+from engine_core.prefix_store import PrefixStore
 from engine_core.ragged_step import FedChunk, FedToken, RaggedStep
 from engine_core.ragged_views import RaggedView, check_attended
 from engine_core.row_states import Rows, RowStates
@@ -44,7 +34,6 @@ from engine_core.slot_buffers import SlotPools
 from engine_core.slot_layout import CacheLayout
 from engine_core.slot_table import SlotTable
 from engine_core.slot_views import DecodeStep, DecodeView, PrefillView, StateView, nested
-from protocol.prefix_hash import BLOCK_TOKENS
 
 
 class Level(enum.Enum):
@@ -72,21 +61,20 @@ class SlotRunner:
         the memory it takes; decode rows may be more."""
         self.level = level
         self._states = RowStates(layouts, max_rows)
-        self.stores_blocks = not self._states.exist
+        self.stores_blocks = True
+        self.has_states = self._states.exist
         self._model = model
         self._layouts = tuple(layouts)
         self._pools = SlotPools(layouts, pool_lengths)
         self._table = SlotTable(pool_lengths)
-        self._blocks = BlockStore(layouts)
-        self.block_parts: Sequence[BlockPart] = self._blocks.parts if self.stores_blocks else ()
+        self._prefixes = PrefixStore(layouts, self._pools, self._table, self._states)
+        self.block_parts = self._prefixes.block_parts
         self._selection = selection
         self._max_forward_tokens = max_forward_tokens
 
     def prepare(self, plan: StepPlan) -> None:
         """See ModelRunner."""
-        self._blocks.drop(plan.drops)
-        self._blocks.load(plan.loads)
-        self._save(plan.saves)
+        self._prefixes.take(plan)
         for row in plan.releases:
             self._table.release(row)
         self._table.grow(plan.pool_slots)
@@ -101,36 +89,11 @@ class SlotRunner:
         for admission in plan.admissions:
             self._table.admit(admission.row, admission.slot)
         self._states.reserve(self._table.highest_row + 1)
-        for copy in plan.copies:
-            self._copy(copy)
-        for restore in plan.restores:
-            self._table.fill(restore.row, restore.tokens)
-            slot = self._table.slot_of(restore.row)
-            self._blocks.restore(restore, self._planes(slot), slot.index)
-
-    def _save(self, saves: Sequence[BlockSave]) -> None:
-        if not saves:
-            return
-        if not self.stores_blocks:
-            raise PlanError("blocks of a model with recurrent states")
-        for save in saves:
-            self._table.check_holds(save.row, save.start + BLOCK_TOKENS)
-        slots = [(save, self._table.slot_of(save.row)) for save in saves]
-        self._blocks.save([(save, self._planes(slot), slot.index) for save, slot in slots])
-
-    def _copy(self, copy: RowCopy) -> None:
-        if not self.stores_blocks:
-            raise PlanError("a copy of a row with recurrent states")
-        self._table.check_holds(copy.source, copy.tokens)
-        self._table.fill(copy.row, copy.tokens)
-        self._pools.copy(self._table.slot_of(copy.source), self._table.slot_of(copy.row), copy.tokens)
+        self._prefixes.fill(plan)
 
     def read_block(self, block_id: BlockId) -> BlockData:
         """See ModelRunner."""
-        return self._blocks.read(block_id)
-
-    def _planes(self, slot: Slot) -> list[mx.array]:
-        return self._pools.pools[slot.pool].planes()
+        return self._prefixes.read(block_id)
 
     def forward(
         self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeRow], token_ids: mx.array
@@ -268,7 +231,8 @@ class SlotRunner:
         ]
         states = [StateView(layer.read(rows, at_start=start == 0)) for layer in self._states.layers]
         logits = self._model(token_ids[None], cache=nested(self._layouts, iter(layers), iter(states)))
-        mx.eval([view.cache for view in states])  # what reads the buffers is done before they are written: in place
+        # What reads the buffers is done before they are written: in place.
+        mx.eval([view.cache for view in states], self._prefixes.checkpoints.new_arrays())
         self._store_states(rows, states)
         return logits
 
@@ -278,14 +242,14 @@ class SlotRunner:
 
     def written_arrays(self) -> list[mx.array]:
         """See ModelRunner."""
-        return self._pools.arrays() + self._states.arrays()
+        return self._pools.arrays() + self._states.arrays() + self._prefixes.checkpoints.new_arrays()
 
     def check_invariants(self) -> None:
         """Asserts that table and buffers agree."""
         self._table.check_invariants()
         self._pools.check_invariants()
         self._states.check_invariants()
-        self._blocks.check_invariants()
+        self._prefixes.check_invariants()
         assert self._table.pool_slots == tuple(pool.slots for pool in self._pools.pools)
 
 

@@ -27,7 +27,7 @@ def open_ssd_cache(
     if not config.prefix_caching:
         raise ModelRefused("ssd_cache_dir needs prefix_caching: without it there is nothing to be kept")
     if not parts:
-        logger.warning("ssd_cache_dir is of no use here: this model's prefixes cannot be stored")
+        logger.warning("ssd_cache_dir is of no use here: this model's prefixes are not kept beyond RAM")
         return None
     folder = Path(config.ssd_cache_dir).expanduser()
     try:

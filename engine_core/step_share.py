@@ -1,6 +1,7 @@
 """How the tokens of one step are shared among the running sequences: the scheduling policy, and nothing else."""
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 
 import msgspec
@@ -72,20 +73,25 @@ def prefill_order(sequence: Sequence, admitted_tokens: int, available_tokens: in
     return (priority, 1, sequence.prefill_left, sequence.due)
 
 
-def share_step(running: Sequences[Sequence], tokens: StepTokens, admitted_tokens: int) -> list[StepShare]:
+def share_step(
+    running: Sequences[Sequence], tokens: StepTokens, admitted_tokens: int, chunk_tokens: Callable[[Sequence], int]
+) -> list[StepShare]:
     """Shares of at most `tokens` in all; a sequence that gets nothing is left out.
 
     One token for each sequence that is ready to decode; the rest in prefill chunks, in `prefill_order`. Who is
-    prefilled with a token of the total left decodes in the same step: that is one step less to the first token.
+    prefilled with a token of the total left decodes in the same step: that is one step less to the first token. But a
+    chunk has `chunk_tokens` at most, and one that has so many is not followed by a decode.
     """
     shares = [StepShare(sequence, 0, True, sequence.stay) for sequence in running if sequence.prefill_left == 0]
     left = tokens.total - len(shares)
     prefill_left = tokens.prefill
     waiting = [sequence for sequence in running if sequence.prefill_left]
     for sequence in sorted(waiting, key=lambda s: prefill_order(s, admitted_tokens)):
-        chunk = min(sequence.prefill_left, left, prefill_left)
-        completes = chunk == sequence.prefill_left
-        if chunk <= 0 or (chunk < SMALLEST_CHUNK and not completes and prefill_left < tokens.prefill):
+        border = chunk_tokens(sequence)
+        wanted = min(sequence.prefill_left, border)
+        chunk = min(wanted, left, prefill_left)
+        completes = chunk == sequence.prefill_left < border
+        if chunk <= 0 or (chunk < SMALLEST_CHUNK and chunk < wanted and prefill_left < tokens.prefill):
             break  # a forward over a few tokens more would cost as much as one over many
         left -= chunk
         prefill_left -= chunk

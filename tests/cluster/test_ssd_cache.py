@@ -32,6 +32,10 @@ def ask(shoal: ShoalProcess, prompt: str) -> tuple[float, int, int, str]:
     return first_s - asked_s, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens or 0, text
 
 
+def _nbytes(folder: Path) -> int:
+    return sum(f.stat().st_size for f in folder.rglob("*.safetensors"))
+
+
 def test_a_killed_engine_core_finds_its_prefixes_again(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     with running_shoal("--engines", "1", "--api-servers", "1", "--ssd-cache-dir", str(folder)) as shoal:
@@ -40,7 +44,7 @@ def test_a_killed_engine_core_finds_its_prefixes_again(tmp_path: Path) -> None:
         assert none_cached == 0
         whole = prompt_tokens // 64
         shoal.wait_for(lambda: shoal.metric("shoal:ssd_cache_written_blocks_total") >= whole, 20, "not written")
-        assert shoal.metric("shoal:ssd_cache_bytes") == sum(f.stat().st_size for f in folder.rglob("*.safetensors"))
+        shoal.wait_for(lambda: shoal.metric("shoal:ssd_cache_bytes") == _nbytes(folder), 20, "another size is told")
 
         (engine_core,) = shoal.children("engine-core")
         engine_core.kill()

@@ -69,6 +69,9 @@ POOLED_DECODE = (
 )
 """Architectures with recurrent or convolutional layers, which need the tokens of a chunk in a row."""
 
+STATES_PER_POOL = ("bailing_hybrid", "bailing_moe_v3", "kimi_k3", "kimi_linear")
+"""Of PER_POOL, those that have such layers, too."""
+
 REFUSED = {
     "olmo": "mlx-lm asks for the package ai2-olmo and ends the process without it: the model is refused",
 }
@@ -106,6 +109,13 @@ def level_of(name: str) -> Level | None:
     return Level.POOLED_DECODE if name in POOLED_DECODE else Level.FUSED
 
 
+def prefixes_of(name: str) -> str:
+    """What of a served architecture's prefixes is found again."""
+    if name in ONE_ROW:
+        return "none"
+    return "at checkpoints" if name in (*POOLED_DECODE, *STATES_PER_POOL) else "to the token"
+
+
 def built() -> list[str]:
     """Architectures that the test builds."""
     return [name for name in architectures() if name not in {**REFUSED, **NOT_TESTED}]
@@ -124,18 +134,19 @@ def page() -> str:
 
 def _table_row(name: str) -> str:
     if name in REFUSED:
-        return f"| {name} | refused | {REFUSED[name]} |"
+        return f"| {name} | refused | | {REFUSED[name]} |"
     if name in NOT_TESTED:
-        return f"| {name} | not tested | {NOT_TESTED[name]} |"
+        return f"| {name} | not tested | | {NOT_TESTED[name]} |"
+    prefixes = prefixes_of(name)
     match level_of(name):
         case None:
-            return f"| {name} | one row at a time | {ONE_ROW[name]} |"
+            return f"| {name} | one row at a time | {prefixes} | {ONE_ROW[name]} |"
         case Level.PER_POOL:
-            return f"| {name} | per pool | {PER_POOL[name]} |"
+            return f"| {name} | per pool | {prefixes} | {PER_POOL[name]} |"
         case Level.POOLED_DECODE:
-            return f"| {name} | pooled decode | recurrent or convolutional layers |"
+            return f"| {name} | pooled decode | {prefixes} | recurrent or convolutional layers |"
         case Level.FUSED:
-            return f"| {name} | fused | |"
+            return f"| {name} | fused | {prefixes} | |"
 
 
 _HEAD = """\
@@ -155,14 +166,18 @@ An engine core decides when it loads a model: it runs a few sequences through th
 longer than the sliding windows (up to 1,024 tokens), compares the logits with mlx-lm's own, and takes the first of
 these that gives the same. It logs the choice, and why the better ones were not taken. A slot keeps all tokens of a
 sliding-window layer, and memory is counted so; a recurrent state is counted once for each of `max_num_seqs` rows.
-Prefixes are stored for all but those with recurrent or convolutional layers and those that run one row at a time.
+
+Prefixes that were computed before are found again *to the token*; or, of a model with recurrent or convolutional
+layers, *at checkpoints*: copies of its states at the last multiple of 64 tokens of each prompt and each output, where
+prompts turned off from others, and after every 1,024 tokens (up to 4,096 where a checkpoint is large). Checkpoints are
+kept in RAM only.
 
 The table is what a test finds with small models of random weights:
 {counts} ({not_tested} cannot be built small).
 It is generated: `.venv/bin/python tests/models_coverage/served_table.py`.
 
-| architecture | served | why not fused |
-|---|---|---|
+| architecture | served | prefixes | why not fused |
+|---|---|---|---|
 """
 
 if __name__ == "__main__":

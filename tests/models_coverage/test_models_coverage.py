@@ -18,6 +18,7 @@ from served_table import (
     built,
     level_of,
     page,
+    prefixes_of,
 )
 from tiny_architectures import tiny_model
 
@@ -25,7 +26,7 @@ from engine_core.device import ModelRefused, StepResult
 from engine_core.mlx_device import MAX_IN_FLIGHT, MlxDevice
 from engine_core.mlx_lm_adapter import load_weights, make_prompt_cache, trace_model
 from engine_core.row_runner import RowRunner
-from engine_core.runner_choice import choose_runner, kv_capacity
+from engine_core.runner_choice import checkpoint_size, choose_runner, kv_capacity
 from engine_core.sampler import Sampler
 from engine_core.scheduler import Scheduler
 from engine_core.scheduler_limits import SchedulerLimits
@@ -48,14 +49,18 @@ class _Server:
         runner = choose_runner(model, trace, LENGTHS, ROWS, 13)
         assert isinstance(runner, SlotRunner | RowRunner)
         self.level = runner.level if isinstance(runner, SlotRunner) else None
-        self._device = MlxDevice(runner, Sampler(trace.vocab_size, (), True), trace.vocab_size, capacity, LENGTHS)
+        sampler = Sampler(trace.vocab_size, (), True)
+        self._device = MlxDevice(runner, sampler, trace.vocab_size, capacity, LENGTHS, checkpoint_size(trace))
         self.stores_prefixes = self._device.prefix_block_tokens > 0
+        has_states = self._device.checkpoint_tokens > 0
+        self.prefixes = ("at checkpoints" if has_states else "to the token") if self.stores_prefixes else "none"
         limits = SchedulerLimits(
             max_num_seqs=ROWS,
             max_num_batched_tokens=13,
             max_model_len=LENGTHS[-1] + 1,
             kv_capacity_tokens=capacity,
             pool_lengths=LENGTHS,
+            checkpoint_tokens=self._device.checkpoint_tokens,
         )
         self._scheduler = Scheduler(limits, ())
         self._in_flight = 0
@@ -121,7 +126,7 @@ def _served() -> list[Any]:
 def test_requests_that_join_and_leave_get_what_they_get_alone(architecture: str) -> None:
     model = tiny_model(architecture)
     server = _Server(model)
-    assert server.level is level_of(architecture)
+    assert (server.level, server.prefixes) == (level_of(architecture), prefixes_of(architecture))
     requests = _requests(trace_model(model).vocab_size)
     for name, prompt, count in requests[:-1]:
         server.add(name, prompt, count)

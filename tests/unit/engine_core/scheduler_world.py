@@ -27,7 +27,11 @@ class World:
         self.lookahead = lookahead
         self.stores_prefixes = stores_prefixes
         self.device = TokenDevice(
-            limits.kv_capacity_tokens, limits.max_num_seqs, limits.max_num_batched_tokens, limits.pool_lengths
+            limits.kv_capacity_tokens,
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            limits.pool_lengths,
+            limits.checkpoint_tokens,
         )
         self.scheduler = Scheduler(limits, [EOS])
         self.in_flight = 0
@@ -122,6 +126,8 @@ class World:
         assert (load.running, load.waiting, load.kv_used_tokens, load.queued_prefill_tokens) == (0, 0, 0, 0)
         assert self.device.rows == {}
         assert self.stores_prefixes or not self.device.blocks
+        if self.limits.checkpoint_tokens:
+            assert set(self.device.checkpoints) <= set(self.device.blocks), "states without their block"
         assert sorted(self.ended, key=str) == sorted(self.requests, key=str), "not every request ended exactly once"
         for key in self.requests:
             if key not in self.silenced:

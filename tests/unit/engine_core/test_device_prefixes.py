@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from tiny_models import VOCAB, greedy_alone, tiny_model, write_model_folder
 
 from engine_core.config import EngineCoreConfig
@@ -17,6 +18,7 @@ from engine_core.device import (
     BlockLoad,
     BlockRestore,
     BlockSave,
+    CheckpointSave,
     DecodeRow,
     PrefillChunk,
     Slot,
@@ -29,6 +31,7 @@ from engine_core.model_runner import PlanError
 from engine_core.output_head import selection_of
 from engine_core.pool_lengths import pool_lengths
 from engine_core.row_runner import RowRunner
+from engine_core.runner_choice import levels
 from engine_core.sampler import Sampler
 from engine_core.scheduler import Scheduler
 from engine_core.scheduler_limits import SchedulerLimits
@@ -55,12 +58,15 @@ def run(device: MlxDevice, plan: StepPlan) -> StepResult:
 class Engine:
     """A tiny model's device under a scheduler."""
 
-    def __init__(self, model: Any, capacity_tokens: int = 8_192, stores: bool = True) -> None:
+    def __init__(
+        self, model: Any, capacity_tokens: int = 8_192, stores: bool = True, level: Level | None = None
+    ) -> None:
         trace = trace_model(model)
         assert trace.layouts is not None
         lengths = pool_lengths(capacity_tokens)
-        self.runner = SlotRunner(model, trace.layouts, lengths, ROWS, Level.FUSED, selection_of(model), STEP_TOKENS)
-        self.device = MlxDevice(self.runner, Sampler(VOCAB, (), lookahead=False), VOCAB, capacity_tokens, lengths)
+        level = levels(trace.layouts)[0] if level is None else level
+        self.runner = SlotRunner(model, trace.layouts, lengths, ROWS, level, selection_of(model), STEP_TOKENS)
+        self.device = MlxDevice(self.runner, Sampler(VOCAB, (), lookahead=False), VOCAB, capacity_tokens, lengths, 64)
         self.capacity_tokens = capacity_tokens
         self.stores = stores
         self.scheduler = Scheduler(
@@ -71,6 +77,7 @@ class Engine:
                 kv_capacity_tokens=capacity_tokens,
                 pool_lengths=lengths,
                 growth_tokens=0,
+                checkpoint_tokens=self.device.checkpoint_tokens,
             ),
             (),
         )
@@ -96,9 +103,10 @@ class Engine:
                 self.cached[output.request_id] = self.cached.get(output.request_id, 0) + output.cached_tokens
         self.device.check_invariants()
         self.scheduler.check_invariants()
-        blocks_tokens = len(self.runner._blocks) * BLOCK_TOKENS
+        blocks_tokens = len(self.runner._prefixes.blocks) * BLOCK_TOKENS
         slots_tokens = sum(pool.slots * pool.length for pool in self.runner._pools.pools)
-        assert slots_tokens + blocks_tokens <= self.capacity_tokens
+        checkpoints_tokens = len(self.runner._prefixes.checkpoints) * self.device.checkpoint_tokens
+        assert slots_tokens + blocks_tokens + checkpoints_tokens <= self.capacity_tokens
 
     def run(self) -> None:
         while self.scheduler.has_work:
@@ -126,6 +134,76 @@ def test_warm_and_cold_give_the_same_tokens_around_every_block_border(model_type
         in_blocks = (length + GREEDY.max_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         assert (none_cached, cached) == (0, min(in_blocks, length - 1))
         assert warm == cold == greedy_alone(model, prompt_of(length, seed=length), GREEDY.max_tokens)
+
+
+@pytest.mark.parametrize("level", [Level.POOLED_DECODE, Level.PER_POOL])
+def test_a_model_with_a_state_gives_the_same_tokens_from_a_checkpoint(level: Level) -> None:
+    model = tiny_model("mamba")
+    engine = Engine(model, level=level)
+    for length in BORDERS:
+        prompt = prompt_of(length, seed=length)
+        expected = greedy_alone(model, prompt, GREEDY.max_tokens)
+        assert engine.serve(prompt) == (expected, 0)
+        assert engine.serve(prompt) == (expected, (length - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+
+
+def test_turns_of_several_conversations_go_on_from_the_states_behind_their_outputs() -> None:
+    model, turn = tiny_model("mamba"), SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+    engine, prompts = Engine(model), [prompt_of(20 + seed, seed=seed) for seed in range(3)]
+    for cached in (0, 64, 192):
+        names = [engine.add(prompt, turn) for prompt in prompts]
+        engine.run()
+        assert [engine.tokens[name] for name in names] == [greedy_alone(model, p, 80) for p in prompts]
+        assert [engine.cached[name] for name in names] == [cached] * 3
+        prompts = [[*p, *engine.tokens[name], *prompt_of(25)] for p, name in zip(prompts, names, strict=True)]
+
+
+def test_memory_of_checkpoints_is_bounded_and_given_back() -> None:
+    engine = Engine(tiny_model("mamba"), capacity_tokens=2_048)
+    engine.serve(prompt_of(10))
+    before = _in_use()
+    for seed in range(20):
+        engine.serve(prompt_of(150, seed=seed))
+    checkpoints = engine.runner._prefixes.checkpoints
+    assert 3 <= len(checkpoints) < 20
+    assert _in_use() - before == pytest.approx(checkpoints.nbytes, rel=0.1)
+    big = engine.add(prompt_of(2_000, seed=99))
+    engine.step()
+    assert len(checkpoints) == 0
+    engine.scheduler.abort([RequestKey(big)])
+    engine.run()
+
+
+def test_to_take_a_checkpoint_while_rows_decode_the_host_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, prompt = Engine(tiny_model("mamba")), prompt_of(70)
+    device, pools = engine.device, (2, 0, 0, 0, 0, 0)
+    first, second = (Admission(row, Slot(0, row), prompt, (), GREEDY) for row in range(2))
+    run(device, StepPlan(pool_slots=pools, admissions=[first], prefills=[PrefillChunk(0, 0, prompt[:64])]))
+    save, decode = CheckpointSave(BlockId(0), 0, 64), DecodeRow(0, 64, prompt[64], 0)
+    waits: list[int] = []
+    """Arrays of each evaluation."""
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", lambda *arrays: waits.append(len(tree_flatten(list(arrays)))))
+        device.submit(StepPlan(pool_slots=pools, checkpoint_saves=[save], decodes=[decode]))
+    assert sum(waits) == 0
+    device.collect()
+    blocks = [BlockSave(BlockId(0), 0, 0)]
+    restore = BlockRestore(1, [BlockId(0)], 64)
+    second_decode = DecodeRow(1, 64, prompt[64], 0)
+    plan = StepPlan(pool_slots=pools, saves=blocks, admissions=[second], restores=[restore], decodes=[second_decode])
+    assert run(device, plan).token_ids == greedy_alone(tiny_model("mamba"), prompt[:65], 1)
+
+
+def test_a_checkpoint_is_taken_only_where_the_row_is() -> None:
+    device, pools = Engine(tiny_model("mamba")).device, (1, 0, 0, 0, 0, 0)
+    first = Admission(0, Slot(0, 0), prompt_of(100), (), GREEDY)
+    run(device, StepPlan(pool_slots=pools, admissions=[first], prefills=[PrefillChunk(0, 0, prompt_of(65))]))
+    for plan in (
+        StepPlan(pool_slots=pools, checkpoint_saves=[CheckpointSave(BlockId(0), 0, 64)]),
+        StepPlan(pool_slots=pools, checkpoint_drops=[BlockId(0)]),
+    ):
+        with pytest.raises(PlanError):
+            run(device, plan)
 
 
 def test_seeded_requests_and_penalties_are_the_same_warm_and_cold() -> None:
@@ -160,12 +238,12 @@ def test_memory_of_blocks_is_counted_bounded_and_given_back() -> None:
     before = _in_use()
     for seed in range(20):
         engine.serve(prompt_of(150, seed=seed))
-    blocks_bytes = engine.runner._blocks.nbytes
+    blocks_bytes = engine.runner._prefixes.blocks.nbytes
     assert blocks_bytes > 0
     assert _in_use() - before == pytest.approx(blocks_bytes, rel=0.1)
     big = engine.add(prompt_of(2_000, seed=99))
     engine.step()
-    assert len(engine.runner._blocks) == 0
+    assert len(engine.runner._prefixes.blocks) == 0
     engine.scheduler.abort([RequestKey(big)])
     engine.run()
     assert _in_use() - before < blocks_bytes / 10
@@ -229,11 +307,13 @@ def test_to_save_to_restore_and_to_load_copies_no_buffer() -> None:
     assert all(mx.allclose(plane[0, :, :128], plane[1, :, :128], atol=1e-5) for plane in planes)
 
 
-def test_a_model_with_a_state_stores_no_blocks(tmp_path: Path) -> None:
-    for model_type, tokens in (("mamba", 0), ("llama", BLOCK_TOKENS)):
+def test_a_model_with_a_state_stores_checkpoints_and_nothing_outside_of_the_device(tmp_path: Path) -> None:
+    for model_type, has_states in (("mamba", True), ("llama", False)):
         folder = write_model_folder(tmp_path / model_type, model_type)
         config = EngineCoreConfig(engines_address="ipc:///unused", model=str(folder))
-        assert open_mlx_device(config, lambda _share, _name: None).device.prefix_block_tokens == tokens
+        device = open_mlx_device(config, lambda _share, _name: None).device
+        assert device.prefix_block_tokens == BLOCK_TOKENS
+        assert (device.checkpoint_tokens > 0, device.block_parts == ()) == (has_states, has_states)
     assert not RowRunner(tiny_model("llama")).stores_blocks
 
 

@@ -81,7 +81,7 @@ def test_what_is_available_is_the_most_that_blocks_or_rows_have(
 ) -> None:
     cache = PrefixCache(1_000 * BLOCK_TOKENS)
     cache.save(gone)
-    cache.take_orders(0)
+    cache.take_orders(0, ())
     stored = [min(common(waiting, s), min(s.num_computed, s.num_tokens) // BLOCK_TOKENS * BLOCK_TOKENS) for s in gone]
     live = [min(common(waiting, row), row.num_computed) for row in rows]
     most = min(max(*stored, *live), waiting.num_tokens - 1)

@@ -25,7 +25,7 @@ def cache_of(sequence: Sequence) -> PrefixCache:
     cache, whole = PrefixCache(CAPACITY), sequence.prefill_left // BLOCK_TOKENS
     sequence.planned(sequence.prefill_left, decodes=False)
     cache.save([sequence])
-    assert len(cache.take_orders(0).saves) == whole
+    assert len(cache.take_orders(0, [sequence.row]).saves) == whole
     return cache
 
 
@@ -33,12 +33,12 @@ def cache_of(sequence: Sequence) -> PrefixCache:
 def test_what_is_restored_fits_beside_the_rows_and_stays_until_it_is_copied(rows_tokens: int, restored: int) -> None:
     cache, sequence = cache_with(12), running(12, row=1)
     cache.restore(sequence, [sequence], rows_tokens)
-    orders = cache.take_orders(rows_tokens)
+    orders = cache.take_orders(rows_tokens, ())
     assert sequence.num_computed == restored * BLOCK_TOKENS
     block_ids = [block_id for restore in orders.restores for block_id in restore.block_ids]
     assert len(block_ids) == restored
     assert not set(block_ids) & set(orders.drops)
-    after = cache.take_orders(rows_tokens)
+    after = cache.take_orders(rows_tokens, ())
     cache.check_invariants(rows_tokens)
     assert len(orders.drops) + len(after.drops) == max(0, 12 - (CAPACITY - max(512, rows_tokens)) // BLOCK_TOKENS)
 
@@ -49,7 +49,7 @@ def test_sequences_that_restore_the_same_blocks_count_them_once() -> None:
     assert cache.restored_tokens == 512
     cache.restore(second, [first, second], 512)
     assert cache.restored_tokens == 512
-    assert [len(restore.block_ids) for restore in cache.take_orders(512).restores] == [8, 8]
+    assert [len(restore.block_ids) for restore in cache.take_orders(512, ()).restores] == [8, 8]
     cache.check_invariants(512)
 
 
@@ -57,7 +57,7 @@ def test_what_went_before_the_device_heard_of_it_is_neither_saved_nor_dropped() 
     cache, sequence = PrefixCache(CAPACITY), running(12)
     sequence.planned(12 * BLOCK_TOKENS, decodes=False)
     cache.save([sequence])
-    orders = cache.take_orders(768)
+    orders = cache.take_orders(768, [0])
     assert [save.start for save in orders.saves] == [0, 64, 128, 192]
     assert orders.drops == []
 
@@ -69,7 +69,7 @@ def test_a_block_is_saved_once_whoever_computes_it() -> None:
         sequence.planned(130, decodes=False)
         cache.save([sequence])
         cache.save([sequence])
-    assert [(save.row, save.start) for save in cache.take_orders(256).saves] == [(0, 0), (0, 64)]
+    assert [(save.row, save.start) for save in cache.take_orders(256, [0]).saves] == [(0, 0), (0, 64)]
 
 
 def test_who_waits_for_a_prefix_waits_no_longer_than_for_its_computation() -> None:
@@ -115,7 +115,7 @@ def test_a_row_that_has_more_than_is_stored_is_copied() -> None:
     waiting = sequence_of([*range(100), 501, 502], row=1)
     assert cache.available_tokens(waiting, [donor]) == 100
     cache.restore(waiting, [donor, waiting], 512)
-    orders = cache.take_orders(512)
+    orders = cache.take_orders(512, ())
     assert (orders.copies, orders.restores) == ([RowCopy(0, 1, 100)], [])
     assert waiting.num_computed == waiting.cached_tokens == cache.hits_tokens_total == 100
 
@@ -125,7 +125,7 @@ def test_what_is_stored_is_restored_to_the_token_when_no_row_has_more() -> None:
     cache = cache_of(donor)
     waiting = sequence_of([*range(150), 501, 502], row=1)
     cache.restore(waiting, [donor, waiting], 512)
-    (restore,) = cache.take_orders(512).restores
+    (restore,) = cache.take_orders(512, ()).restores
     assert (restore.row, len(restore.block_ids), restore.tokens) == (1, 3, 150)
     assert waiting.num_computed == 150
 
@@ -136,9 +136,9 @@ def test_a_row_that_was_admitted_by_the_same_plan_is_not_copied_from() -> None:
     first, second, third = (sequence_of([*range(100), 501 + row], row) for row in (1, 2, 3))
     for newcomer in (first, second):
         cache.restore(newcomer, [first, second, donor], 512)
-    assert cache.take_orders(512).copies == [RowCopy(5, 1, 100), RowCopy(5, 2, 100)]
+    assert cache.take_orders(512, ()).copies == [RowCopy(5, 1, 100), RowCopy(5, 2, 100)]
     cache.restore(third, [first, second, third, donor], 512)
-    assert cache.take_orders(512).copies == [RowCopy(1, 3, 100)], "now it has what was copied to it"
+    assert cache.take_orders(512, ()).copies == [RowCopy(1, 3, 100)], "now it has what was copied to it"
 
 
 def test_too_few_tokens_are_not_copied() -> None:
@@ -150,7 +150,7 @@ def test_too_few_tokens_are_not_copied() -> None:
         waiting = sequence_of([*range(shared), 600, 601], row)
         cache.restore(waiting, [donor, waiting], 512)
         assert waiting.num_computed == copied
-    assert cache.take_orders(512).copies == [RowCopy(0, 2, 8)]
+    assert cache.take_orders(512, ()).copies == [RowCopy(0, 2, 8)]
 
 
 def test_tokens_that_are_not_known_yet_are_not_shared() -> None:
@@ -172,7 +172,7 @@ def test_a_part_that_many_share_protects_none_of_their_blocks() -> None:
         assert sequence.num_computed == (24 if row else 0)
         sequence.planned(sequence.prefill_left, decodes=False)
         cache.save([sequence])
-        cache.take_orders(256)
+        cache.take_orders(256, ())
         cache.check_invariants(256)
     assert not cache._index._protected
     assert len(cache._index) == (CAPACITY - 512) // BLOCK_TOKENS
@@ -181,6 +181,6 @@ def test_a_part_that_many_share_protects_none_of_their_blocks() -> None:
 def test_changes_are_what_was_stored_and_what_went() -> None:
     cache, sequence = cache_with(4), running(4)
     assert list(cache.take_changes().items()) == [(block_hash, True) for block_hash in sequence.chain[1:]]
-    cache.take_orders(CAPACITY)
+    cache.take_orders(CAPACITY, ())
     assert cache.take_changes() == dict.fromkeys(sequence.chain[1:], False)
     assert cache.take_changes() == {}

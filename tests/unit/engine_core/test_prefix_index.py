@@ -143,15 +143,63 @@ def test_the_beginning_of_a_stored_block_is_found() -> None:
     assert index.most_alike(root, [0, 1]) is None, "it is gone"
 
 
+def leave(index: PrefixIndex, hashes: list[BlockHash]) -> bool:
+    """Stores the chain with a checkpoint at its end; whether it is there then."""
+    if not index.can_keep(len(hashes) - 1 - index.matched(hashes)):
+        return False
+    if store(index, hashes) == len(hashes) - 1 and not index.has_checkpoint(hashes[-1]):
+        index.add_checkpoint(hashes[-1])
+    else:
+        index.evict_useless(hashes[index.matched(hashes)])
+    index.check_invariants()
+    return index.has_checkpoint(hashes[-1])
+
+
+def test_a_checkpoint_takes_room_and_goes_with_its_block_and_all_that_leads_nowhere_then() -> None:
+    index = PrefixIndex(12, checkpoint_blocks=4)
+    assert leave(index, chain("ab", 2)) and leave(index, chain("abc", 3))
+    assert (index.used, index.last_checkpoint(chain("abcd", 4), 3), index.last_checkpoint(chain("abc", 3), 1)) == (
+        11,
+        3,
+        0,
+    )
+    assert leave(index, chain("x", 1))
+    assert index.matched(chain("abc", 3)) == 2, "the longest unused end is gone, the rest of its chain has a checkpoint"
+    assert leave(index, chain("yyy", 3))
+    assert index.matched(chain("abc", 3)) == 0, "both blocks at once: the first leads to no checkpoint any more"
+    assert index.take_lost_checkpoints() == [BlockId(2), BlockId(1)]
+    assert index.used == 12
+
+
+def test_a_checkpoint_that_is_given_up_takes_its_chain_along_unless_it_was_shared() -> None:
+    index = PrefixIndex(20, checkpoint_blocks=2)
+    assert leave(index, chain("abc", 3)) and leave(index, chain("xyz", 3))
+    share(index, chain("xyz", 3))
+    for hashes in (chain("abc", 3), chain("xyz", 3), chain("q", 1)):
+        index.remove_checkpoint(hashes[-1])
+        index.check_invariants()
+    assert (index.matched(chain("abc", 3)), index.last_checkpoint(chain("xyz", 3), 3)) == (0, 3)
+
+
+def test_a_checkpoint_for_which_protected_blocks_would_have_to_go_is_not_kept() -> None:
+    index = PrefixIndex(10, checkpoint_blocks=4)
+    assert leave(index, chain("ab", 2))
+    share(index, chain("ab", 2))
+    assert not leave(index, chain("x", 1))
+    assert (index.last_checkpoint(chain("ab", 2), 2), index.take_evicted()) == (2, [])
+
+
 CHAINS = st.builds(chain, st.text("abc", min_size=1, max_size=6), st.integers(1, 12))
 
 
 class IndexMachine(RuleBasedStateMachine):
     """Any order of stores, uses, pins and changes of capacity; a model keeps which ids must be there."""
 
+    checkpoint_blocks = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self.index = PrefixIndex(8)
+        self.index = PrefixIndex(8, self.checkpoint_blocks)
         self.present: dict[BlockHash, BlockId] = {}
         self.pinned: list[list[BlockHash]] = []
         """What somebody knows who only follows the changes."""
@@ -187,7 +235,7 @@ class IndexMachine(RuleBasedStateMachine):
     def set_capacity(self, capacity: int) -> None:
         self.index.set_capacity(capacity)
         self.forget_evicted()
-        assert set(self.present) <= {h for hashes in self.pinned for h in hashes} or len(self.index) <= capacity
+        assert set(self.present) <= {h for hashes in self.pinned for h in hashes} or self.index.used <= capacity
 
     def forget_evicted(self) -> None:
         for block_id, block_hash in self.index.take_evicted():
@@ -200,5 +248,42 @@ class IndexMachine(RuleBasedStateMachine):
         assert all(h in self.present for hashes in self.pinned for h in hashes), "a pinned block is gone"
 
 
+class CheckpointMachine(IndexMachine):
+    """The same, with checkpoints that come and go."""
+
+    checkpoint_blocks = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checkpoints: dict[BlockHash, BlockId] = {}
+
+    @rule(hashes=CHAINS)
+    def leave_checkpoint(self, hashes: list[BlockHash]) -> None:
+        matched = self.index.matched(hashes)
+        if matched and not self.index.has_checkpoint(hashes[matched]):
+            block_id = self.index.add_checkpoint(hashes[matched])
+            self.forget_evicted()
+            if block_id is not None:
+                self.checkpoints[hashes[matched]] = block_id
+
+    @rule(hashes=CHAINS)
+    def give_up(self, hashes: list[BlockHash]) -> None:
+        self.index.remove_checkpoint(hashes[-1])
+        self.forget_evicted()
+
+    def forget_evicted(self) -> None:
+        super().forget_evicted()
+        lost = self.index.take_lost_checkpoints()
+        assert set(lost) <= set(self.checkpoints.values())
+        self.checkpoints = {h: block_id for h, block_id in self.checkpoints.items() if block_id not in lost}
+
+    @invariant()
+    def checkpoints_agree(self) -> None:
+        assert all(self.index.has_checkpoint(h) and h in self.present for h in self.checkpoints)
+        assert self.index.used == len(self.present) + 3 * len(self.checkpoints)
+
+
 IndexMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 TestIndexMachine = IndexMachine.TestCase
+CheckpointMachine.TestCase.settings = IndexMachine.TestCase.settings
+TestCheckpointMachine = CheckpointMachine.TestCase

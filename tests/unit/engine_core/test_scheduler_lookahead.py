@@ -6,6 +6,7 @@ import pytest
 from token_device import TokenDevice, output_alone
 
 from engine_core.device import StepPlan
+from engine_core.pending_saves import PLANS_TOGETHER
 from engine_core.scheduler import Scheduler
 from engine_core.scheduler_limits import SchedulerLimits
 from engine_core.sequence import Sequence
@@ -100,18 +101,18 @@ def test_an_abort_and_a_newer_attempt_while_two_plans_run() -> None:
     assert [(output.key, output.position) for output in pair.collect()] == [(new, 0)]
 
 
-def test_blocks_are_saved_when_their_last_token_is_known() -> None:
+def test_blocks_are_saved_some_plans_after_their_last_token_is_known() -> None:
     pair = Pair()
     prompt = list(range(40))
-    pair.add("a", max_tokens=40, prompt=prompt)
+    pair.add("a", max_tokens=60, prompt=prompt)
     pair.submit()
     saves: list[tuple[int, int]] = []
-    for step in range(1, 36):
+    for step in range(1, 50):
         plan = pair.submit()
         saves += [(step, save.start) for save in plan.saves]
         pair.collect()
     # Step 0 feeds position 39, step 24 position 63: step 25 could save, and the ids of all 64 are known then.
-    assert saves == [(25, 0)]
+    assert saves == [(25 + PLANS_TOGETHER - 1, 0)]
 
 
 def test_a_result_belongs_to_the_stay_in_which_it_was_planned() -> None:

@@ -36,6 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         growth=st.integers(0, 64),
         lookahead=st.booleans(),
         stores_prefixes=st.sampled_from([True, True, True, False]),
+        checkpoint_tokens=st.sampled_from([0, 0, 1, 64, 100]),
     )
     def start(
         self,
@@ -46,6 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         growth: int,
         lookahead: bool,
         stores_prefixes: bool,
+        checkpoint_tokens: int,
     ) -> None:
         limits = SchedulerLimits(
             max_num_seqs=rows,
@@ -54,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             kv_capacity_tokens=capacity,
             pool_lengths=doubled_lengths(shortest, MAX_MODEL_LEN - 1),
             growth_tokens=growth,
+            checkpoint_tokens=checkpoint_tokens,
         )
         self.world = World(limits, lookahead=lookahead, stores_prefixes=stores_prefixes)
 

@@ -13,7 +13,7 @@ from protocol.sampling import SamplingParams
 SEEDS = 24
 
 
-def storm(seed: int, events: int = 400) -> World:
+def storm(seed: int, *, has_states: bool, events: int = 400) -> World:
     """Requests that come faster than they are served, in a cache that hardly holds the longest."""
     draw = random.Random(seed)
     longest = draw.choice([320, 512, 600])
@@ -24,6 +24,7 @@ def storm(seed: int, events: int = 400) -> World:
         kv_capacity_tokens=longest + draw.choice([0, 64, 300, 600, 1_200]),
         pool_lengths=doubled_lengths(draw.choice([32, 64, 100]), longest),
         growth_tokens=draw.choice([0, 8, 64]),
+        checkpoint_tokens=draw.choice([1, 64, 100]) if has_states else 0,
     )
     world = World(limits, lookahead=seed % 2 == 1, stores_prefixes=seed % 4 < 3)
     for _ in range(events):
@@ -55,10 +56,13 @@ def _event(world: World, draw: random.Random, longest: int) -> None:
 seen: Counter[str] = Counter()
 
 
+@pytest.mark.parametrize("has_states", [False, True])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_every_request_ends_once_with_the_tokens_that_it_would_get_alone(seed: int) -> None:
-    world = storm(seed)
+def test_every_request_ends_once_with_the_tokens_that_it_would_get_alone(seed: int, has_states: bool) -> None:
+    world = storm(seed, has_states=has_states)
     world.finish()
+    if has_states:
+        seen.update(checkpoints=world.device.restored_tokens)
     load = world.scheduler.load()
     seen.update(
         preemptions=load.preemptions_total,
@@ -71,4 +75,4 @@ def test_every_request_ends_once_with_the_tokens_that_it_would_get_alone(seed: i
 def test_the_storms_had_what_is_dangerous_in_them() -> None:
     if not seen:
         pytest.skip("no storm was run")
-    assert min(seen[key] for key in ("preemptions", "moves", "restored", "output")) > 20, seen
+    assert min(seen[key] for key in ("preemptions", "moves", "restored", "checkpoints", "output")) > 20, seen

@@ -66,7 +66,7 @@ class _Walk:
         sequence.slot = self._free_slot(20)
         self.running[sequence.row] = sequence
         orders["admissions"].append(admission(sequence.row, sequence.slot))
-        if donors and self.world.runner.stores_blocks:
+        if donors and not self.world.runner.has_states:
             donor = self.draw.choice(donors)
             shared, most = 0, min(donor.fed, sequence.prefill_to, LENGTHS[sequence.slot.pool])
             while shared < most and donor.token_ids[shared] == sequence.token_ids[shared]:

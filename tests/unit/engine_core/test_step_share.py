@@ -25,9 +25,13 @@ def running(prefill_left: int, row: int, priority: int = 0, due: int = 0) -> Seq
     return sequence
 
 
+def no_border(_sequence: Sequence) -> int:
+    return 1_000_000
+
+
 def shared(lefts: list[int], budget_tokens: int, prefill_tokens: int = 1_000) -> list[tuple[int, int, bool]]:
     tokens = StepTokens(budget_tokens, prefill_tokens)
-    shares = share_step([running(left, row) for row, left in enumerate(lefts)], tokens, 0)
+    shares = share_step([running(left, row) for row, left in enumerate(lefts)], tokens, 0, no_border)
     return [(share.sequence.row, share.prefill_tokens, share.decodes) for share in shares]
 
 
@@ -71,8 +75,8 @@ def test_the_shortest_rest_is_prefilled_first_until_a_longer_one_is_overdue() ->
     equal = running(30, 3, due=450)
     assert sorted([short, equal], key=lambda s: prefill_order(s, 0)) == [equal, short]
     tokens = StepTokens(1_000, 64)
-    assert [s.sequence for s in share_step([long, short], tokens, 0)] == [short, long]
-    assert [s.sequence for s in share_step([long, short], tokens, 400)] == [long]
+    assert [s.sequence for s in share_step([long, short], tokens, 0, no_border)] == [short, long]
+    assert [s.sequence for s in share_step([long, short], tokens, 400, no_border)] == [long]
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8), st.integers(8, 90), st.integers(0, 90))

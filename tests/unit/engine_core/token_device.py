@@ -47,8 +47,15 @@ class TokenDevice:
     lookahead = False
 
     def __init__(
-        self, kv_capacity_tokens: int, max_rows: int, budget_tokens: int, pool_lengths: Sequence[int] = (256, 512)
+        self,
+        kv_capacity_tokens: int,
+        max_rows: int,
+        budget_tokens: int,
+        pool_lengths: Sequence[int] = (256, 512),
+        checkpoint_tokens: int = 0,
     ) -> None:
+        """With `checkpoint_tokens` it has states: of all tokens of a row together, as if they could not be cut."""
+        self.checkpoint_tokens = checkpoint_tokens
         self.kv_capacity_tokens = kv_capacity_tokens
         self.prefix_block_tokens = BLOCK_TOKENS
         self.pool_lengths = pool_lengths
@@ -67,6 +74,10 @@ class TokenDevice:
         self._results: deque[StepResult] = deque()
         self.blocks: dict[BlockId, list[int]] = {}
         """Tokens of a stored block and all before it: its KV depends on all of them."""
+        self.checkpoints: dict[BlockId, list[int]] = {}
+        """Tokens behind which a row's states were copied."""
+        self.waits = 0
+        """Plans with orders that an MLX device evaluates at once: the host waits for the plan before."""
         self.prefilled_tokens = 0
         self.restored_tokens = 0
         self.copied_tokens = 0
@@ -93,8 +104,11 @@ class TokenDevice:
         return [memoryview(array("I", self.blocks[block_id]).tobytes())]
 
     def _run(self, plan: StepPlan) -> StepResult:
+        self.waits += bool(plan.saves or plan.copies or plan.restores)
         self._take_pools(plan)
         self._handle_blocks(plan)
+        self._handle_checkpoints(plan)
+        self._check_memory()
         held_before = {row: len(tokens) for row, tokens in self.rows.items()}
         for row in plan.releases:
             for table in (self.rows, self.slots, self._admissions, self._outputs):
@@ -126,8 +140,21 @@ class TokenDevice:
             end = save.start + BLOCK_TOKENS
             assert len(self.rows[save.row]) >= end, "a block is saved that is not complete"
             self.blocks[save.block_id] = self.rows[save.row][:end]
+
+    def _handle_checkpoints(self, plan: StepPlan) -> None:
+        assert self.checkpoint_tokens or not (plan.checkpoint_saves or plan.checkpoint_drops)
+        for block_id in plan.checkpoint_drops:
+            del self.checkpoints[block_id]
+        for save in plan.checkpoint_saves:
+            assert save.block_id not in self.checkpoints
+            assert save.tokens % BLOCK_TOKENS == 0
+            assert len(self.rows[save.row]) == save.tokens, "the states have moved on, or are not there yet"
+            self.checkpoints[save.block_id] = list(self.rows[save.row])
+
+    def _check_memory(self) -> None:
         taken = sum(slots * length for slots, length in zip(self._larger_slots, self.pool_lengths, strict=True))
-        assert taken + len(self.blocks) * BLOCK_TOKENS <= self.kv_capacity_tokens, "the KV bound is broken"
+        stored = len(self.blocks) * BLOCK_TOKENS + len(self.checkpoints) * self.checkpoint_tokens
+        assert taken + stored <= self.kv_capacity_tokens, "the KV bound is broken"
 
     def _move(self, moves: Sequence[RowMove]) -> None:
         assert len({move.row for move in moves}) == len(moves), "a row moves twice"
@@ -152,6 +179,7 @@ class TokenDevice:
 
     def _copy(self, plan: StepPlan, held_before: dict[int, int]) -> None:
         admitted = {admission.row for admission in plan.admissions}
+        assert not (plan.copies and self.checkpoint_tokens), "a copy of a row with states"
         for copy in plan.copies:
             assert copy.row in admitted
             assert copy.source not in admitted
@@ -171,6 +199,9 @@ class TokenDevice:
                 assert block[:-BLOCK_TOKENS] == tokens, "a block that was computed behind other tokens"
                 tokens.extend(block[-BLOCK_TOKENS:])
             assert len(tokens) - BLOCK_TOKENS < restore.tokens <= len(tokens)
+            if self.checkpoint_tokens:
+                assert self.checkpoints[restore.block_ids[-1]] == tokens, "the states of other tokens"
+                assert len(tokens) == restore.tokens, "states cannot be cut"
             del tokens[restore.tokens :]
             self.restored_tokens += len(tokens)
 
