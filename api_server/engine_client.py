@@ -71,6 +71,8 @@ class ClusterRefusedUs(Exception):
     """The coordinator does not accept this process; trying again as it is would not help."""
 
 
+STALLED_AFTER_S = 5.0
+"""Without what is to be done each second: the event loop answers probes, but its timers or tasks do not run."""
 DEADLINE_GRACE_S = 1.0
 """After its deadline a generation is ended here if its engine core has not done so: the step under way may have to
 end first, and its host's clock may be behind ours."""
@@ -133,12 +135,18 @@ class EngineClient:
         self._knowledge = Knowledge(patience.admission_timeout_s)
         self._packer = PromptPacker()
         self._was_welcomed = False
+        self._second_passed_s = clock()
         self._generations: dict[RequestId, _Generation] = {}
         self._draining = False
         self._taking = True
         self._builds: asyncio.TaskGroup | None = None
 
     # --- for the routes ---------------------------------------------------------------------------------------
+
+    @property
+    def progressing(self) -> bool:
+        """See GenerationBackend."""
+        return self._clock() < self._second_passed_s + STALLED_AFTER_S
 
     @property
     def draining(self) -> bool:
@@ -230,6 +238,7 @@ class EngineClient:
 
     def second_passed(self) -> None:
         """To be called once a second: heartbeat, cards that are due, a snapshot that did not come."""
+        self._second_passed_s = self._clock()
         self._handle(SecondPassed())
         self._look_after_cards()
         if self.view.wants_snapshot:
@@ -287,7 +296,7 @@ class EngineClient:
     @property
     def _knows_models(self) -> bool:
         """Whether no more is to be waited for. What was known stays so while the coordinator is away."""
-        heard = self._was_welcomed and not self.view.wants_snapshot
+        heard = self._was_welcomed and not self.view.wants_snapshot and not self.view.is_settling
         return self._draining or (heard and self._cards.are_settled(self.view.card_hashes()))
 
     def _look_after_cards(self) -> None:

@@ -92,6 +92,10 @@ class GenerationBackend(Protocol):
         """Whether a request could be served now."""
 
     @property
+    def progressing(self) -> bool:
+        """Whether what is to be done each second is done, heartbeats to the coordinator among it."""
+
+    @property
     def draining(self) -> bool:
         """Whether this API server is shutting down: new connections go elsewhere."""
 

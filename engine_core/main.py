@@ -36,7 +36,7 @@ from protocol.errors import AddressError, BadKey
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import new_incarnation
 from protocol.lifeline import Lifeline, Notice
-from protocol.messages import ModelInfo
+from protocol.messages import ModelInfo, wall_clock_s
 
 logger = logging.getLogger("shoal.engine_core")
 
@@ -146,6 +146,7 @@ def _scheduler_and_identity(
         packed_card=packed_card,
         vocab_size=card.vocab_size,
         stores_prefixes=config.prefix_caching and opened.device.prefix_block_tokens > 0,
+        started_s=wall_clock_s(),
     )
     return scheduler, identity
 

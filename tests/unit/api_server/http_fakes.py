@@ -121,6 +121,7 @@ class FakeBackend:
         self._models = {model.name: model for model in models if model} if models is not None else {}
         self._script = script
         self.ready = True
+        self.progressing = True
         self.draining = False
         self.taking = True
         self.rejections: dict[int, Exception] = {}
