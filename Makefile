@@ -27,13 +27,14 @@ setup-dev: .venv/.dev ## The same, and what it takes to test
 	@test -n "$(PYTHON)" || { echo "Shoal needs Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-.venv/.runtime: pyproject.toml deploy/openblas.sh | .venv/bin/pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,bench]'
+.venv/.runtime: pyproject.toml deploy/openblas.sh deploy/xgrammar.sh | .venv/bin/pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,grammar,bench]'
+	bash deploy/xgrammar.sh
 	bash deploy/openblas.sh
 	touch $@
 
 .venv/.dev: .venv/.runtime
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,grammar,dev]'
 	touch $@
 
 serve: setup ## Serve the demo model on PORT (8000); more options in ARGS, e.g. ARGS="--engines 1"

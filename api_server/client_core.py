@@ -154,7 +154,7 @@ class ClientCore:
 
     def _on_submit(self, submit: Submit) -> list[Command]:
         assert submit.request_id not in self._live
-        if len(self._live) >= MAX_GENERATIONS or not self._unacknowledged.has_room(len(submit.prompt)):
+        if len(self._live) >= MAX_GENERATIONS or not self._unacknowledged.has_room(submit.nbytes):
             text = "this API server holds as many requests as it can"
             return [Refuse(submit.request_id, RejectReason.OVERLOADED, text, OVERLOAD_RETRY_AFTER_S)]
         generation = LiveGeneration(submit)
@@ -282,8 +282,8 @@ class ClientCore:
             return [replace(news, finish_reason=output.finish_reason, stop_reason=output.stop_reason)]
         if output.finish_reason is FinishReason.ABORT:
             return [replace(news, finish_reason=FinishReason.LENGTH)]
-        failure = Fail(output.request_id, output.error or "the engine core ended the request", retryable=False)
-        return [*delivery, failure]
+        text = output.error or "the engine core ended the request"
+        return [*delivery, Fail(output.request_id, text, retryable=False, field=output.error_field)]
 
     # --- ends -------------------------------------------------------------------------------------------------
 

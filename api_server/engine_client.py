@@ -46,6 +46,7 @@ from api_server.served_model import ServedModel
 from protocol.card import unpack_card
 from protocol.codec import Frame
 from protocol.errors import ProtocolError
+from protocol.grammar import GrammarSpec
 from protocol.identifiers import RequestId, new_request_id
 from protocol.malformed import MalformedLog
 from protocol.messages import (
@@ -188,15 +189,15 @@ class EngineClient:
         placement: Placement,
         deadline_s: float = 0.0,
         tenant: str = "",
+        grammar: GrammarSpec | None = None,
     ) -> Collector:
         """See GenerationBackend."""
         request_id = new_request_id(request_prefix)
         observer = self._metrics.generation_began(model.name, len(prompt_ids), self._clock())
         generation = self._generations[request_id] = _Generation(request_id, observer, tenant)
         prompt, now_s = self._packer.pack(prompt_ids), wall_clock_s()
-        submit = Submit(
-            request_id, model.name, prompt, sampling, now_s, priority, cache_salt, deadline_s, tenant, placement
-        )
+        where = deadline_s, tenant, placement
+        submit = Submit(request_id, model.name, prompt, sampling, now_s, priority, cache_salt, *where, grammar)
         self._handle(submit)
         left_s = deadline_s - now_s if deadline_s else math.inf
         try:
@@ -347,9 +348,9 @@ class EngineClient:
                 self._refuse(request_id, Rejected(reason, text, retry_after_s, allowance))
             case Resumed(cause=cause):
                 self._metrics.generation_resumed(cause)
-            case Fail(request_id, text, retryable):
+            case Fail(request_id, text, retryable, field):
                 generation = self._end(request_id)
-                generation.collector.fail(GenerationFailed(text, retryable))
+                generation.collector.fail(GenerationFailed(text, retryable, field))
                 self._metrics.generation_ended(generation.observer, FinishReason.ERROR, self._clock())
             case Forget(request_id):
                 generation = self._end(request_id)

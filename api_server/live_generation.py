@@ -179,6 +179,7 @@ class LiveGeneration:
             deaths=self.deaths_in_a_row,
             deadline_s=submit.deadline_s,
             tenant=submit.tenant,
+            grammar=submit.grammar,
         )
 
     @property

@@ -10,6 +10,7 @@ import time
 
 import msgspec
 
+from protocol.grammar import GrammarSpec
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.logprobs import PackedLogprobs
 from protocol.sampling import SamplingParams
@@ -222,6 +223,8 @@ class EngineCoreRequest(Message, frozen=True):
     """Engine cores that died in a row while they had this request, with no new token of it between."""
     tenant: str = ""
     """Whose limits it counts for: a digest of the caller's API key (protocol.tenants), empty without one."""
+    grammar: GrammarSpec | None = None
+    """What the output has to look like; None for any output."""
 
     @property
     def key(self) -> RequestKey:
@@ -485,6 +488,8 @@ class EngineCoreOutput(Message, frozen=True):
     """Of the new tokens, when the request asked for them (protocol.logprobs)."""
     prompt_logprobs: PackedLogprobs | None = None
     """Of the prompt's tokens from the second on, with the first token of output, when the request asked for them."""
+    error_field: str = ""
+    """Path of the field of the caller's request that is to blame for the error; empty when none is."""
 
     @property
     def key(self) -> RequestKey:

@@ -1,5 +1,6 @@
 """One fully filled-in example of each message, and its bytes as they were when the message was defined."""
 
+from protocol.grammar import GrammarKind, GrammarSpec
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.logprobs import PackedLogprobs
 from protocol.messages import (
@@ -70,12 +71,15 @@ SAMPLING = SamplingParams(
     bad_words_token_ids=((9,),),
     prompt_logprobs=10,
 )
+GRAMMAR = GrammarSpec(GrammarKind.REGEX, "g", "f", (1,))
 LOGPROBS = PackedLogprobs(1, b"abcd", b"efgh", b"ijkl", b"mnop")
-OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e", LOGPROBS, LOGPROBS)
+OUTPUT = EngineCoreOutput(RequestId("r"), 1, 2, [3], FinishReason.LENGTH, 4, 5, "e", LOGPROBS, LOGPROBS, "f")
 
 SAMPLES: list[Message] = [
     ClientHello(1, "n", RUN, "a", 2, ClientIndex(3), [EngineRun(EngineIndex(4), RUN)], [(KEY, RUN)], "p", 5, 0.5),
-    EngineCoreRequest(RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0, 3, "t"),
+    EngineCoreRequest(
+        RequestId("r"), ClientIndex(1), 2, "m", 3, SAMPLING, 0.5, 4, "s", 2, 1.5, "k", 0, 3, "t", GRAMMAR
+    ),
     Abort([KEY]),
     Cleared([KEY]),
     GetCard("h"),
@@ -106,9 +110,9 @@ SAMPLES: list[Message] = [
 GOLDEN: dict[type[Message], str] = {
     ClientHello: "019b01a16ea169a1610203919204a169919292a17202a169a17005cb3fe0000000000000",
     EngineCoreRequest: (
-        "029fa1720102a16d03dc00110102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff80000000000"
+        "02dc0010a1720102a16d03dc00110102cb3fd0000000000000cb3fe000000000000003cb3fe8000000000000cb3ff80000000000"
         "00cb3ff4000000000000cb3ffc000000000000049105c38106cb3fe00000000000000791089191090acb3fe0000000000000"
-        "04a17302cb3ff8000000000000a16b0003a174"
+        "04a17302cb3ff8000000000000a16b0003a1749402a167a1669101"
     ),
     Abort: "03919192a17202",
     Cleared: "07919192a17202",
@@ -134,8 +138,8 @@ GOLDEN: dict[type[Message], str] = {
     Clients: "3193919301a161a17002a169",
     GetBlocks: "3290",
     EngineCoreOutputs: (
-        "409601a16902cb3fe0000000000000919aa17201029103020405a1659501c40461626364c40465666768c404696a6b6cc404"
-        "6d6e6f709501c40461626364c40465666768c404696a6b6cc4046d6e6f7003"
+        "409601a16902cb3fe0000000000000919ba17201029103020405a1659501c40461626364c40465666768c404696a6b6cc404"
+        "6d6e6f709501c40461626364c40465666768c404696a6b6cc4046d6e6f70a16603"
     ),
     ClusterSnapshot: (
         "509901a169919601a16ea16994a16da1680b0cdc0010010203040506070881a473746f70090a0bc3cb3fe00000000000000c"
