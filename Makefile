@@ -8,11 +8,12 @@ PORT ?= 8000
 ARGS ?=
 HISTORIES ?= 100000
 SECONDS ?= 600
+SEED ?= 1
 
 BIN := .venv/bin
 PACKAGES := protocol api_server coordinator engine_core deploy benchmarks
 
-.PHONY: help setup setup-dev serve test simulate chaos check format lint types bench soak clean
+.PHONY: help setup setup-dev serve test simulate chaos chaos-ci reliability check format lint types bench soak clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -26,13 +27,14 @@ setup-dev: .venv/.dev ## The same, and what it takes to test
 	@test -n "$(PYTHON)" || { echo "Shoal needs Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-.venv/.runtime: pyproject.toml deploy/openblas.sh | .venv/bin/pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,bench]'
+.venv/.runtime: pyproject.toml deploy/openblas.sh deploy/xgrammar.sh | .venv/bin/pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,grammar,bench]'
+	bash deploy/xgrammar.sh
 	bash deploy/openblas.sh
 	touch $@
 
 .venv/.dev: .venv/.runtime
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,grammar,dev]'
 	touch $@
 
 serve: setup ## Serve the demo model on PORT (8000); more options in ARGS, e.g. ARGS="--engines 1"
@@ -46,7 +48,13 @@ simulate: setup-dev ## Simulate HISTORIES (100000) clusters in which everything 
 	PYTHONPATH=tests/simulation $(BIN)/python tests/simulation/protocol_simulation.py --histories $(HISTORIES)
 
 chaos: setup-dev ## Strike a real cluster under load at random for SECONDS (600), and compare every stream
-	PYTHONPATH=tests/cluster:tests/chaos $(BIN)/python tests/chaos/random_chaos.py --seconds $(SECONDS)
+	PYTHONPATH=tests/cluster:tests/chaos $(BIN)/python tests/chaos/random_chaos.py --seconds $(SECONDS) --seed $(SEED)
+
+chaos-ci: ## The same for 3 minutes
+	$(MAKE) chaos SECONDS=180
+
+reliability: setup-dev ## Measure what a client notices of deaths and of overload; prints the table of docs/reliability.md
+	PYTHONPATH=tests/cluster:tests/chaos:tests/unit/coordinator $(BIN)/python tests/chaos/reliability.py
 
 check: format lint types test ## What CI runs: format, lint, types, tests
 

@@ -2,8 +2,10 @@
 
 import asyncio
 
+import msgspec
+
 from api_server.chat_format import ChatFormat
-from api_server.chat_parsing import answer_grammar, check_model_takes, thinking_variables
+from api_server.chat_parsing import answer_grammar, check_model_takes, grammar_behind_thoughts, thinking_variables
 from api_server.chat_schema import ChatRequest, parse_chat, template_messages
 from api_server.chat_template import ChatTemplate
 from api_server.chat_tools import template_tools
@@ -38,6 +40,8 @@ async def plan_chat(fields: Fields, backend: GenerationBackend) -> PlannedAnswer
     prompt = Prompt(token_ids, model.card.defaults.max_tokens)
     grammar = answer_grammar(request, model, text)
     plan = request_plan(request, model, [prompt], ID_PREFIX, grammar, not request.parallel_tool_calls)
+    behind_thoughts = grammar_behind_thoughts(plan.output_grammar, grammar, model)
+    plan = msgspec.structs.replace(plan, output_grammar=behind_thoughts)
     answer_id = new_request_id(ID_PREFIX)
     answer_format = ChatFormat(
         answer_id,

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from api_server.chat_schema import ChatRequest
 from api_server.chat_tools import parser_tools
 from api_server.errors import ApiError, ErrorKind
@@ -9,6 +11,7 @@ from api_server.parsers.answer_parser import AnswerGrammar
 from api_server.parsers.catalog import THINK_MARKERS
 from api_server.served_model import ServedModel
 from api_server.template_style import TemplateStyle
+from protocol.grammar import GrammarSpec
 
 
 def check_model_takes(request: ChatRequest, model: ServedModel) -> None:
@@ -55,3 +58,26 @@ def _are_thoughts_open(request: ChatRequest, model: ServedModel, prompt: str) ->
         return markers.is_open_at_end_of(prompt)
     begun = request.messages[-1].content
     return isinstance(begun, str) and markers.is_left_open_in(begun)
+
+
+def grammar_behind_thoughts(
+    wanted: GrammarSpec | None, answer: AnswerGrammar, model: ServedModel
+) -> GrammarSpec | None:
+    """What is wanted of the output, where the answer begins: behind the thoughts that the prompt has opened.
+
+    Raises ApiError when the model's answers are of another form, or the end of its thoughts is no token of its own.
+    """
+    if wanted is None:
+        return None
+    if answer.tools is not None:
+        raise _not_supported(f"{wanted.field} beside tools is not supported: set tool_choice to none", wanted.field)
+    if answer.is_harmony:
+        raise _not_supported(f"{wanted.field} is not supported for {model.name}: it answers in channels", wanted.field)
+    markers = THINK_MARKERS.get(answer.names.reasoning)
+    if markers is None or not answer.thoughts_are_open:
+        return wanted
+    ends = model.tokenizer.encode(markers.closes[0], add_special_tokens=False)
+    if len(ends) != 1 or model.tokenizer.added_token(ends[0]) is None:
+        message = f"{wanted.field} is not supported for {model.name} while it thinks: turn its thoughts off"
+        raise _not_supported(message, wanted.field)
+    return msgspec.structs.replace(wanted, starts_after=tuple(ends))

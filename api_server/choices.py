@@ -27,6 +27,7 @@ from api_server.placement import Placement, with_block_keys
 from api_server.served_model import ServedModel
 from api_server.stop_strings import StopStrings
 from api_server.token_entries import TokenEntry, prompt_entries
+from protocol.grammar import GrammarSpec
 from protocol.sampling import SamplingParams
 
 
@@ -57,6 +58,8 @@ class RequestPlan(msgspec.Struct, frozen=True):
     tenant: str = ""
     grammar: AnswerGrammar = WHOLE_TEXT
     """How answers are taken apart."""
+    output_grammar: GrammarSpec | None = None
+    """What the output has to look like."""
     is_single_call: bool = False
     """Whether a choice ends with its first tool call."""
     keeps_tokens: bool = False
@@ -162,6 +165,7 @@ class Choices:
             self._placements[index // plan.choices_per_prompt],
             plan.deadline_s,
             plan.tenant,
+            plan.output_grammar,
         )
 
     def _take(self, index: int, delta: TokenDelta) -> ChoiceDelta:

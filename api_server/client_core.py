@@ -136,8 +136,8 @@ class ClientCore:
                 return self._on_link_down()
             case ClientWelcome():
                 return self._on_welcome(event, now_s)
-            case EngineLost(incarnation=incarnation):
-                return self._on_engine_lost(incarnation, now_s)
+            case EngineLost():
+                return self._on_engine_lost(event, now_s)
             case RequestsLost(keys, all_of):
                 return self._on_requests_lost([*keys, *(each.key for each in self._generations_of(all_of))], now_s)
             case SecondPassed():
@@ -154,7 +154,7 @@ class ClientCore:
 
     def _on_submit(self, submit: Submit) -> list[Command]:
         assert submit.request_id not in self._live
-        if len(self._live) >= MAX_GENERATIONS or not self._unacknowledged.has_room(len(submit.prompt)):
+        if len(self._live) >= MAX_GENERATIONS or not self._unacknowledged.has_room(submit.nbytes):
             text = "this API server holds as many requests as it can"
             return [Refuse(submit.request_id, RejectReason.OVERLOADED, text, OVERLOAD_RETRY_AFTER_S)]
         generation = LiveGeneration(submit)
@@ -171,8 +171,9 @@ class ClientCore:
         generation = self._live.get(accepted.key.request_id)
         if generation is None:
             return self._abort_stray(accepted.key, now_s)
-        if accepted.key.attempt != generation.attempt or generation.state is GenerationState.WAITING:
-            return []  # while it waits, an answer is one of a connection that is gone; it will be asked again
+        is_outdated = generation.state is GenerationState.WAITING or self._link.is_outdated(accepted.greeting)
+        if accepted.key.attempt != generation.attempt or is_outdated:
+            return []  # an answer of a connection that is gone; it is asked again
         generation.engine = EngineRun(accepted.engine_index, accepted.engine_incarnation)
         generation.taken_over()
         if not generation.is_acknowledged:
@@ -191,6 +192,8 @@ class ClientCore:
         key = rejected.key
         generation = self._live.get(key.request_id)
         if generation is None or key.attempt != generation.attempt or generation.state is not GenerationState.SUBMITTED:
+            return []
+        if self._link.is_outdated(rejected.greeting):
             return []
         is_ours = rejected.reason is RejectReason.DUPLICATE  # under another client index
         if generation.is_admitted or is_ours:
@@ -279,8 +282,8 @@ class ClientCore:
             return [replace(news, finish_reason=output.finish_reason, stop_reason=output.stop_reason)]
         if output.finish_reason is FinishReason.ABORT:
             return [replace(news, finish_reason=FinishReason.LENGTH)]
-        failure = Fail(output.request_id, output.error or "the engine core ended the request", retryable=False)
-        return [*delivery, failure]
+        text = output.error or "the engine core ended the request"
+        return [*delivery, Fail(output.request_id, text, retryable=False, field=output.error_field)]
 
     # --- ends -------------------------------------------------------------------------------------------------
 
@@ -332,11 +335,21 @@ class ClientCore:
 
     # --- resume -----------------------------------------------------------------------------------------------
 
-    def _on_engine_lost(self, incarnation: Incarnation, now_s: float) -> list[Command]:
+    def _on_engine_lost(self, lost: EngineLost, now_s: float) -> list[Command]:
         commands: list[Command] = []
-        for generation in self._generations_of(incarnation):
-            generation.engine_died()
+        for generation in self._generations_of(lost.incarnation):
+            generation.engine_died(lost.incarnation, lost.by_fault)
             commands += self._resume(generation, ResumeCause.ENGINE_LOST, now_s)
+        if lost.by_fault:
+            commands += self._blame_later(lost.incarnation, now_s)
+        return commands
+
+    def _blame_later(self, incarnation: Incarnation, now_s: float) -> list[Command]:
+        """The engine core was lost before; now it is known that it died by itself."""
+        commands: list[Command] = []
+        for generation in list(self._live.values()):
+            if generation.died_by_fault(incarnation) and isinstance(end := verdict(generation), GivenUp):
+                commands += self._fail(generation, end.message, now_s, end.may_be_sent_again)
         return commands
 
     def _on_requests_lost(self, keys: list[RequestKey], now_s: float) -> list[Command]:
@@ -394,7 +407,7 @@ class ClientCore:
         return []
 
     def _on_welcome(self, welcome: ClientWelcome, now_s: float) -> list[Command]:
-        if self._link.state is LinkState.DOWN:  # of a connection that is gone; the next one brings its own
+        if not self._link.is_answered_by(welcome):  # the present connection brings its own
             return []
         index_changed = self._link.welcome(welcome)
         commands: list[Command] = [*self._link.take_pending_aborts()]

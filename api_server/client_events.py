@@ -8,6 +8,7 @@ import enum
 import msgspec
 
 from api_server.placement import Placement
+from protocol.grammar import GrammarSpec
 from protocol.identifiers import EngineIndex, RequestId
 from protocol.logprobs import TokenLogprobs
 from protocol.messages import (
@@ -47,6 +48,12 @@ class Submit(msgspec.Struct, frozen=True):
     """Wall clock; 0 for none."""
     tenant: str = ""
     placement: Placement = Placement()
+    grammar: GrammarSpec | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is large in it, as characters of the grammar go."""
+        return len(self.prompt) + (len(self.grammar.text) if self.grammar is not None else 0)
 
 
 class Abandon(msgspec.Struct, frozen=True):
@@ -191,6 +198,8 @@ class Fail(msgspec.Struct, frozen=True):
     message: str
     retryable: bool
     """Whether the same request may succeed when it is sent again."""
+    field: str = ""
+    """Path of the field of the caller's request that is to blame, if one is."""
 
 
 class Forget(msgspec.Struct, frozen=True):

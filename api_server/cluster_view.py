@@ -23,6 +23,11 @@ class ClusterView:
         return [self._engines[index] for index in sorted(self._engines)]
 
     @property
+    def is_settling(self) -> bool:
+        """Whether the coordinator may be about to meet engine cores that it does not know yet."""
+        return self._snapshot.settling
+
+    @property
     def malformed_total(self) -> int:
         """Messages that the coordinator dropped as malformed."""
         return self._snapshot.malformed_total

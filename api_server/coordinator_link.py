@@ -28,6 +28,7 @@ class CoordinatorLink:
     def __init__(self, hello: ClientHello) -> None:
         """`hello` is what this process says of itself; its client index follows what a coordinator gives."""
         self._hello = hello
+        self._greetings = 0
         self.state = LinkState.DOWN
         self._heard_s = float("-inf")
         self._pending_aborts: dict[RequestKey, None] = {}
@@ -54,7 +55,16 @@ class CoordinatorLink:
     def greet(self, engines: list[EngineRun], requests: list[tuple[RequestKey, Incarnation]]) -> Send:
         """There is a new connection. `engines` have unfinished requests of ours: `requests`, those accepted."""
         self.state = LinkState.GREETING
-        return Send(msgspec.structs.replace(self._hello, engines=engines, requests=requests))
+        self._greetings += 1
+        return Send(msgspec.structs.replace(self._hello, engines=engines, requests=requests, greeting=self._greetings))
+
+    def is_answered_by(self, welcome: ClientWelcome) -> bool:
+        """Whether it is for the present connection, not one that an older connection left behind."""
+        return self.state is not LinkState.DOWN and not self.is_outdated(welcome.greeting)
+
+    def is_outdated(self, greeting: int) -> bool:
+        """Whether it was said before our last Hello was heard; 0 tells nothing."""
+        return greeting != 0 and greeting != self._greetings
 
     def lose(self) -> None:
         """The connection is gone."""

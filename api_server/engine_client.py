@@ -46,6 +46,7 @@ from api_server.served_model import ServedModel
 from protocol.card import unpack_card
 from protocol.codec import Frame
 from protocol.errors import ProtocolError
+from protocol.grammar import GrammarSpec
 from protocol.identifiers import RequestId, new_request_id
 from protocol.malformed import MalformedLog
 from protocol.messages import (
@@ -70,6 +71,8 @@ class ClusterRefusedUs(Exception):
     """The coordinator does not accept this process; trying again as it is would not help."""
 
 
+STALLED_AFTER_S = 5.0
+"""Without what is to be done each second: the event loop answers probes, but its timers or tasks do not run."""
 DEADLINE_GRACE_S = 1.0
 """After its deadline a generation is ended here if its engine core has not done so: the step under way may have to
 end first, and its host's clock may be behind ours."""
@@ -132,12 +135,18 @@ class EngineClient:
         self._knowledge = Knowledge(patience.admission_timeout_s)
         self._packer = PromptPacker()
         self._was_welcomed = False
+        self._second_passed_s = clock()
         self._generations: dict[RequestId, _Generation] = {}
         self._draining = False
         self._taking = True
         self._builds: asyncio.TaskGroup | None = None
 
     # --- for the routes ---------------------------------------------------------------------------------------
+
+    @property
+    def progressing(self) -> bool:
+        """See GenerationBackend."""
+        return self._clock() < self._second_passed_s + STALLED_AFTER_S
 
     @property
     def draining(self) -> bool:
@@ -180,15 +189,15 @@ class EngineClient:
         placement: Placement,
         deadline_s: float = 0.0,
         tenant: str = "",
+        grammar: GrammarSpec | None = None,
     ) -> Collector:
         """See GenerationBackend."""
         request_id = new_request_id(request_prefix)
         observer = self._metrics.generation_began(model.name, len(prompt_ids), self._clock())
         generation = self._generations[request_id] = _Generation(request_id, observer, tenant)
         prompt, now_s = self._packer.pack(prompt_ids), wall_clock_s()
-        submit = Submit(
-            request_id, model.name, prompt, sampling, now_s, priority, cache_salt, deadline_s, tenant, placement
-        )
+        where = deadline_s, tenant, placement
+        submit = Submit(request_id, model.name, prompt, sampling, now_s, priority, cache_salt, *where, grammar)
         self._handle(submit)
         left_s = deadline_s - now_s if deadline_s else math.inf
         try:
@@ -229,6 +238,7 @@ class EngineClient:
 
     def second_passed(self) -> None:
         """To be called once a second: heartbeat, cards that are due, a snapshot that did not come."""
+        self._second_passed_s = self._clock()
         self._handle(SecondPassed())
         self._look_after_cards()
         if self.view.wants_snapshot:
@@ -286,7 +296,7 @@ class EngineClient:
     @property
     def _knows_models(self) -> bool:
         """Whether no more is to be waited for. What was known stays so while the coordinator is away."""
-        heard = self._was_welcomed and not self.view.wants_snapshot
+        heard = self._was_welcomed and not self.view.wants_snapshot and not self.view.is_settling
         return self._draining or (heard and self._cards.are_settled(self.view.card_hashes()))
 
     def _look_after_cards(self) -> None:
@@ -338,9 +348,9 @@ class EngineClient:
                 self._refuse(request_id, Rejected(reason, text, retry_after_s, allowance))
             case Resumed(cause=cause):
                 self._metrics.generation_resumed(cause)
-            case Fail(request_id, text, retryable):
+            case Fail(request_id, text, retryable, field):
                 generation = self._end(request_id)
-                generation.collector.fail(GenerationFailed(text, retryable))
+                generation.collector.fail(GenerationFailed(text, retryable, field))
                 self._metrics.generation_ended(generation.observer, FinishReason.ERROR, self._clock())
             case Forget(request_id):
                 generation = self._end(request_id)

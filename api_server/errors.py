@@ -146,6 +146,8 @@ def from_domain(error: DomainError) -> ApiError:
         case Rejected():
             retry_after_s = error.retry_after_s or RETRY_AFTER_S
             return ApiError(_REJECTIONS[error.reason], error.message, None, retry_after_s, error.allowance)
+        case GenerationFailed(field=field) if field:
+            return ApiError(ErrorKind.INVALID, error.message, field)
         case GenerationFailed(retryable=True):
             return ApiError(ErrorKind.UNAVAILABLE, error.message, retry_after_s=RETRY_AFTER_S)
         case GenerationFailed():

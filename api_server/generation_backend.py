@@ -11,6 +11,7 @@ import msgspec
 
 from api_server.placement import Placement
 from api_server.served_model import ServedModel
+from protocol.grammar import GrammarSpec
 from protocol.logprobs import TokenLogprobs
 from protocol.messages import FinishReason, RejectReason, TokenAllowance
 from protocol.sampling import SamplingParams
@@ -67,11 +68,13 @@ class Rejected(Exception):
 class GenerationFailed(Exception):
     """An accepted generation ended without a result."""
 
-    def __init__(self, message: str, retryable: bool) -> None:
+    def __init__(self, message: str, retryable: bool, field: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.retryable = retryable
         """Whether the same request may succeed when it is sent again."""
+        self.field = field
+        """Path of the field of the caller's request that is to blame, if one is."""
 
 
 class Collector(Protocol):
@@ -87,6 +90,10 @@ class GenerationBackend(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a request could be served now."""
+
+    @property
+    def progressing(self) -> bool:
+        """Whether what is to be done each second is done, heartbeats to the coordinator among it."""
 
     @property
     def draining(self) -> bool:
@@ -117,12 +124,14 @@ class GenerationBackend(Protocol):
         placement: Placement,
         deadline_s: float = 0.0,
         tenant: str = "",
+        grammar: GrammarSpec | None = None,
     ) -> Collector:
         """Hands a generation to the cluster and returns once it is accepted.
 
         `request_prefix` starts its request id; at `deadline_s` (wall clock, 0 for never) it ends, by Rejected or, once
-        accepted, with FinishReason.TIMEOUT; `tenant` is whose limits it counts for. Raises Rejected. When the call is
-        cancelled while it waits, the backend aborts what it has sent.
+        accepted, with FinishReason.TIMEOUT; `tenant` is whose limits it counts for. A `grammar` is compiled after that:
+        one that cannot be used fails the generation before its first token. Raises Rejected. When the call is cancelled
+        while it waits, the backend aborts what it has sent.
         """
 
     def abort(self, collectors: Sequence[Collector], cause: AbortCause) -> None:

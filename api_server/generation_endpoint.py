@@ -110,9 +110,12 @@ class GenerationEndpoint:
         """Streams all but the last events, which come back; the choices are over by then."""
         async with Choices(self._backend, planned.plan) as choices:
             await choices.submit()
+            # Whether a grammar can be used is known with the first token: until then an error is a status code.
+            first = [] if planned.plan.output_grammar is None else await choices.next()
             await stream.start()
             keep_alive = KeepAlive(stream, self._keep_alive_s)
-            events = planned.format.opening()
+            usage = _usage(planned, choices) if planned.continuous_usage else None
+            events = planned.format.opening() + b"".join([planned.format.delta(delta, usage) for delta in first])
             while choices.running:
                 await stream.write(events)
                 deltas = await keep_alive.during(choices.next())

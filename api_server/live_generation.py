@@ -64,6 +64,10 @@ class LiveGeneration:
         """So many of the received tokens go with the present attempt, as the end of its prompt."""
         self.deaths_in_a_row = 0
         """Engine cores that died while they had it, since its last token."""
+        self.faults_in_a_row = 0
+        """Those of them that died by themselves."""
+        self._unexplained: list[Incarnation] = []
+        """Those of them of which that is not known."""
         self.resume_deadline_s = math.inf
         """Until when another engine core must have taken it over; infinity while one has it."""
         self.was_sent = False
@@ -114,12 +118,25 @@ class LiveGeneration:
         self._received.extend(token_ids)
         is_cleared = bool(token_ids) and self.deaths_in_a_row > 0
         if is_cleared:
-            self.deaths_in_a_row = 0
+            self.deaths_in_a_row = self.faults_in_a_row = 0
+            self._unexplained.clear()
         return is_cleared
 
-    def engine_died(self) -> None:
+    def engine_died(self, incarnation: Incarnation, by_fault: bool) -> None:
         """The engine core that had it is gone."""
         self.deaths_in_a_row += 1
+        if by_fault:
+            self.faults_in_a_row += 1
+        else:
+            self._unexplained.append(incarnation)
+
+    def died_by_fault(self, incarnation: Incarnation) -> bool:
+        """This engine core died by itself, as is known only now; returns whether it had it, and no token came since."""
+        is_news = incarnation in self._unexplained
+        if is_news:
+            self._unexplained.remove(incarnation)
+            self.faults_in_a_row += 1
+        return is_news
 
     def taken_over(self) -> None:
         """An engine core has it."""
@@ -162,6 +179,7 @@ class LiveGeneration:
             deaths=self.deaths_in_a_row,
             deadline_s=submit.deadline_s,
             tenant=submit.tenant,
+            grammar=submit.grammar,
         )
 
     @property
@@ -179,5 +197,6 @@ class LiveGeneration:
         assert self.is_admitted or not self.num_received
         assert self.is_admitted or not self.is_acknowledged
         assert self.engine is not None or not self.is_acknowledged
+        assert self.deaths_in_a_row == self.faults_in_a_row + len(self._unexplained)
         assert self._num_resubmitted <= self.num_received <= self.submit.sampling.max_tokens
         assert self.resume_deadline_s == math.inf or not self.is_acknowledged

@@ -12,6 +12,7 @@ from api_server.choices import ChoicePlan, RequestPlan
 from api_server.errors import invalid
 from api_server.generation_backend import GenerationBackend
 from api_server.json_body import Fields
+from api_server.output_grammar import output_grammar
 from api_server.parsers.answer_parser import WHOLE_TEXT, AnswerGrammar
 from api_server.placement import Placement
 from api_server.placement_hints import headers_first
@@ -70,6 +71,7 @@ def request_plan(
         include_stop_str_in_output=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
         grammar=grammar,
+        output_grammar=output_grammar(options),
         is_single_call=is_single_call,
         keeps_tokens=options.token_telling.needs_entries,
     )

@@ -29,7 +29,7 @@ from protocol.exit_codes import ExitCode
 from protocol.heartbeats import HEARTBEAT_S
 from protocol.identifiers import member_identity, new_incarnation
 from protocol.lifeline import Lifeline, Notice
-from protocol.messages import PROTOCOL_VERSION, ClientHello
+from protocol.messages import PROTOCOL_VERSION, ClientHello, wall_clock_s
 
 logger = logging.getLogger("shoal.api_server")
 
@@ -76,6 +76,7 @@ async def serve(config: ApiServerConfig, lifeline: Lifeline) -> int:
             advertised(links.output_address, config.advertised_address),
             os.getpid(),
             output_public_key=keyring.own.public if keyring.own is not None and allowed is not None else "",
+            started_s=wall_clock_s(),
         )
         return await _serve(config, lifeline, shutdown, links, hello)
     finally:

@@ -7,6 +7,7 @@ import msgspec
 from api_server.bad_words import check_bad_words
 from api_server.errors import ApiError, ErrorKind, invalid
 from api_server.logprob_format import TokenTelling
+from api_server.output_grammar import ResponseFormat, Schema, StructuredOutputs
 from api_server.placement import Placement
 from api_server.placement_hints import check_session_key
 from protocol.card import ModelCard
@@ -104,6 +105,12 @@ class SamplingOptions(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool = False
     priority: int = 0
     cache_salt: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
     """OpenAI's name of a key that prompts with a common beginning share; session_id wins."""

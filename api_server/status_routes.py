@@ -33,7 +33,7 @@ class ModelList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
 class Status(msgspec.Struct, frozen=True):
     """Of the process."""
 
-    status: Literal["ok", "ready", "waiting for the coordinator or an engine core", "draining"]
+    status: Literal["ok", "ready", "waiting for the coordinator or an engine core", "draining", "stalled"]
 
 
 class VersionObject(msgspec.Struct, frozen=True):
@@ -58,8 +58,9 @@ class StatusRoutes:
         return _json(_describe(await self._backend.model(request.path_params["model"])))
 
     async def health(self, request: Request) -> Response:
-        """GET /health: the process is alive, whatever it can serve."""
-        return _json(Status("ok"))
+        """GET /health: the process goes on, whatever it can serve. A coordinator that is away is no reason to end it:
+        its streams do not need one."""
+        return _json(Status("ok")) if self._backend.progressing else _json(Status("stalled"), 503)
 
     async def ready(self, request: Request) -> Response:
         """GET /ready: whether a load balancer should send requests here."""

@@ -7,7 +7,7 @@ from protocol.identifiers import RequestId
 
 MAX_UNACKNOWLEDGED = 4_096
 MAX_UNACKNOWLEDGED_BYTES = 256 * 1024 * 1024
-"""Of packed prompts. More than either of the two is refused as overload."""
+"""Of packed prompts and grammars. More than either of the two is refused as overload."""
 
 
 class Unacknowledged:
@@ -22,14 +22,14 @@ class Unacknowledged:
     def __iter__(self) -> Iterator[LiveGeneration]:
         return iter(self._generations.values())
 
-    def has_room(self, prompt_bytes: int) -> bool:
-        """Whether one more fits, with a prompt of this size."""
-        return len(self._generations) < MAX_UNACKNOWLEDGED and self._bytes + prompt_bytes <= MAX_UNACKNOWLEDGED_BYTES
+    def has_room(self, nbytes: int) -> bool:
+        """Whether one more fits, with a prompt and grammar of this size."""
+        return len(self._generations) < MAX_UNACKNOWLEDGED and self._bytes + nbytes <= MAX_UNACKNOWLEDGED_BYTES
 
     def add(self, generation: LiveGeneration) -> None:
         """Keeps it until `remove`."""
         self._generations[generation.submit.request_id] = generation
-        self._bytes += len(generation.submit.prompt)
+        self._bytes += generation.submit.nbytes
 
     def __contains__(self, generation: LiveGeneration) -> bool:
         return generation.submit.request_id in self._generations
@@ -38,7 +38,7 @@ class Unacknowledged:
         """It was answered, or it ended; idempotent."""
         self._postponed.pop(generation.submit.request_id, None)
         if self._generations.pop(generation.submit.request_id, None) is not None:
-            self._bytes -= len(generation.submit.prompt)
+            self._bytes -= generation.submit.nbytes
 
     def postpone(self, generation: LiveGeneration) -> None:
         """It is to be sent again a little later."""
@@ -59,4 +59,4 @@ class Unacknowledged:
         """For tests. What is resumed is let in also beyond the limits: it was there before."""
         assert self._postponed.keys() <= self._generations.keys()
         assert not any(generation.is_acknowledged for generation in self)
-        assert self._bytes == sum(len(generation.submit.prompt) for generation in self)
+        assert self._bytes == sum(generation.submit.nbytes for generation in self)

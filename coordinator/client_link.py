@@ -7,7 +7,7 @@ import msgspec
 from coordinator.clients import MAX_CLIENTS, ClientMember
 from coordinator.engine_link import EngineLink
 from coordinator.events import Identity, Link, Note
-from coordinator.greeting import is_genuine, reason_to_refuse
+from coordinator.greeting import is_genuine, is_late, reason_to_refuse
 from coordinator.parts import Parts
 from coordinator.waiting_room import Submission
 from protocol.codec import TOKEN_ID_BYTES, Received
@@ -55,7 +55,7 @@ class ClientLink:
                 self._greeted(identity, message, now_s)
             case ProcessExited():  # the supervisor says no Hello
                 self._exited(message.name, message.pid)
-                self._engine_link.exited(message.name, message.pid)
+                self._engine_link.exited(message)
             case _:
                 client = self._clients.find(identity) or self._taken_back(identity, now_s)
                 if client is None:
@@ -122,14 +122,17 @@ class ClientLink:
         if not is_genuine(identity, hello):
             raise ProtocolError("clients: a Hello under another's identity")
         others = len(self._clients) - (self._clients.named(hello.name) is not None)
-        refusal = reason_to_refuse(hello, others, MAX_CLIENTS)
+        refusal = reason_to_refuse(hello, others, MAX_CLIENTS, self._clients.hellos())
         if refusal is not None:
             self._outbox.to_client(identity, Refused(refusal))
             self._outbox.add(Note(f"an API server is refused: {refusal}"))
             return
-        if self._clients.find(identity) is None:
-            self._displace(hello.name)
+        known = self._clients.find(identity) or self._clients.lost(identity)
+        if is_late(hello, None if known is None else known.hello):
+            return
         is_new = self._clients.find(identity) is None
+        if is_new:
+            self._displace(hello.name)
         client = self._clients.join(identity, hello, self._may_claim(hello))
         self._clients.forget_lost(hello.name)
         self._welcome(client)
@@ -181,7 +184,8 @@ class ClientLink:
         for engine in self._engines:
             engine.client_joined(client.index)
         self._engine_link.send_clients()
-        self._outbox.to_client(client.identity, ClientWelcome(PROTOCOL_VERSION, self._incarnation, client.index))
+        welcome = ClientWelcome(PROTOCOL_VERSION, self._incarnation, client.index, client.hello.greeting)
+        self._outbox.to_client(client.identity, welcome)
 
     def _note(self, client: ClientMember, what: str) -> None:
         self._outbox.add(Note(f"API server {client.hello.name} (index {client.index}) {what}"))

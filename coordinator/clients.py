@@ -52,6 +52,11 @@ class ClientTable:
         """The live API server with this name."""
         return next((client for client in self._live.values() if client.hello.name == name), None)
 
+    def hellos(self) -> Iterator[ClientHello]:
+        """Of the live ones and of the lost."""
+        yield from (client.hello for client in self._live.values())
+        yield from (client.hello for client in self._lost.values())
+
     def at(self, index: ClientIndex) -> ClientMember | None:
         """The live API server with this index."""
         return next((client for client in self._live.values() if client.index == index), None)

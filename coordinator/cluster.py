@@ -134,6 +134,7 @@ class ClusterState:
 
     def _settle(self, now_s: float) -> None:
         self._settling.end()
+        self._publisher.membership_changed()
         for engine in self._engines:
             engine.await_clients(set())
         self._engine_link.send_clients()
@@ -158,6 +159,7 @@ class ClusterState:
             rejected_total=self._dispatcher.rejected_total,
             silent=self._engines.silent(),
             tenants=self._dispatcher.tenant_states(),
+            settling=self._settling.is_active,
         )
 
     def _state_of(self, identity: Identity) -> EngineState | None:

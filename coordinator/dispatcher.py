@@ -97,6 +97,9 @@ class Dispatcher:
             self._waiting.remove(waiting)
             self._reject(waiting, _duplicate(submission.request.key), now_s)
             self._place(submission, now_s)
+        else:  # by a newer connection: by that it wants to be answered
+            self._waiting.remove(waiting)
+            self._waiting.add(submission)
 
     def _supersede(self, old: Routed, submission: Submission, now_s: float) -> None:
         self._remove(old)
@@ -183,7 +186,12 @@ class Dispatcher:
         engine = self._engines.find(routed.engine)
         assert engine is not None, "the table holds a request of an engine core that is gone"
         accepted = Accepted(
-            routed.key, engine.index, engine.hello.incarnation, routed.expected_cached_tokens, routed.reason
+            routed.key,
+            engine.index,
+            engine.hello.incarnation,
+            routed.expected_cached_tokens,
+            routed.reason,
+            client.hello.greeting,
         )
         self._outbox.to_client(client.identity, accepted)
 
@@ -191,7 +199,7 @@ class Dispatcher:
         self.rejected_total[refusal.reason.name.lower()] += 1
         self._publisher.counts_changed(now_s)
         why = refusal.reason, refusal.message, refusal.retry_after_s, refusal.allowance
-        rejected = Rejected(submission.request.key, *why)
+        rejected = Rejected(submission.request.key, *why, greeting=submission.client.hello.greeting)
         self._outbox.to_client(submission.client.identity, rejected)
 
     # --- ends ---

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from coordinator.engines import MAX_ENGINES, EngineMember
 from coordinator.events import Identity, Link, Note
-from coordinator.greeting import is_genuine, reason_to_refuse
+from coordinator.greeting import is_genuine, is_late, reason_to_refuse
 from coordinator.parts import Parts
 from protocol.codec import Frame, Received
 from protocol.errors import ProtocolError
@@ -21,6 +21,7 @@ from protocol.messages import (
     EngineWelcome,
     GetBlocks,
     LoadReport,
+    ProcessExited,
     Refused,
     RequestsLost,
 )
@@ -88,7 +89,14 @@ class EngineLink:
         if not self._blocks.told(engine.identity, change, stored, evicted):
             self._outbox.to_engine(engine.identity, GetBlocks())
 
-    def lose(self, identity: Identity, reason: str, may_return: bool = True, is_silent: bool = False) -> None:
+    def lose(
+        self,
+        identity: Identity,
+        reason: str,
+        may_return: bool = True,
+        is_silent: bool = False,
+        by_fault: bool = False,
+    ) -> None:
         """Gives an engine core up, and with it its requests. No effect when there is none with this identity."""
         engine = self._engines.find(identity)
         if engine is None:
@@ -97,17 +105,25 @@ class EngineLink:
         self._blocks.leave(identity)
         self._engines.leave(engine, keys, may_return, is_silent)
         self._liveness.forget(identity)
-        for client in self._clients:
-            self._outbox.to_client(client.identity, EngineLost(engine.index, engine.hello.incarnation, reason))
+        self._tell_clients(EngineLost(engine.index, engine.hello.incarnation, reason, by_fault))
         self._cards.give_up(self.expects_card)
         self._publisher.membership_changed()
         self._note(engine, f"lost with {len(keys)} requests: {reason}")
 
-    def exited(self, name: str, pid: int) -> None:
-        """A process has ended for certain."""
-        engine = self._engines.named(name)
-        if engine is not None and engine.hello.pid == pid:
-            self.lose(engine.identity, "its process has exited", may_return=False)
+    def exited(self, exited: ProcessExited) -> None:
+        """A process has ended for certain. If it was given up before, it now is known whether by its own fault."""
+        reason = "its process has exited"
+        engine = self._engines.named(exited.name)
+        if engine is not None and engine.hello.pid == exited.pid:
+            self.lose(engine.identity, reason, may_return=False, by_fault=exited.by_fault)
+        elif lost := self._engines.forget_exited(exited.name, exited.pid):
+            self._publisher.membership_changed()
+            if exited.by_fault:
+                self._tell_clients(EngineLost(lost.engine_index, lost.incarnation, reason, by_fault=True))
+
+    def _tell_clients(self, lost: EngineLost) -> None:
+        for client in self._clients:
+            self._outbox.to_client(client.identity, lost)
 
     def send_clients(self) -> None:
         """The API servers have changed: tells the engine cores."""
@@ -122,12 +138,14 @@ class EngineLink:
         if not is_genuine(identity, hello):
             raise ProtocolError("engines: a Hello under another's identity")
         others = len(self._engines) - (self._engines.named(hello.name) is not None)
-        refusal = reason_to_refuse(hello, others, MAX_ENGINES)
+        refusal = reason_to_refuse(hello, others, MAX_ENGINES, self._engines.hellos())
         if refusal is not None:
             self._outbox.to_engine(identity, Refused(refusal))
             self._outbox.add(Note(f"an engine core is refused: {refusal}"))
             return
         known = self._engines.find(identity)
+        if is_late(hello, self._engines.lost(identity) if known is None else known.hello):
+            return
         if known is not None:
             self._greeted_again(known, hello)
         else:
@@ -187,7 +205,7 @@ class EngineLink:
 
     def _welcome(self, engine: EngineMember) -> None:
         want_card = engine.hello.model.card_hash not in self._cards
-        welcome = EngineWelcome(PROTOCOL_VERSION, self._incarnation, engine.index, want_card)
+        welcome = EngineWelcome(PROTOCOL_VERSION, self._incarnation, engine.index, want_card, engine.hello.greeting)
         self._outbox.to_engine(engine.identity, welcome)
         self._send_clients_to(engine)
 

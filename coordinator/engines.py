@@ -136,6 +136,11 @@ class EngineTable:
         """The live engine core with this name."""
         return next((engine for engine in self._live.values() if engine.hello.name == name), None)
 
+    def hellos(self) -> Iterator[EngineHello]:
+        """Of the live ones and of the lost."""
+        yield from (engine.hello for engine in self._live.values())
+        yield from self._lost.values()
+
     def of_run(self, incarnation: Incarnation) -> EngineMember | None:
         """The live engine core whose run this is."""
         return next((engine for engine in self._live.values() if engine.hello.incarnation == incarnation), None)
@@ -158,7 +163,9 @@ class EngineTable:
         del self._live[engine.identity]
         if may_return:
             requests = [(key, ClientIndex(-1), 0) for key in keys]
-            self._lost[engine.identity] = msgspec.structs.replace(engine.hello, requests=requests, clients=[])
+            self._lost[engine.identity] = msgspec.structs.replace(
+                engine.hello, requests=requests, clients=[], engine_index=engine.index
+            )
             if is_silent:
                 self._silent.add(engine.identity)
             if len(self._lost) > MAX_LOST:
@@ -173,6 +180,13 @@ class EngineTable:
         """The lost engine cores of this name will not come back, or just did."""
         self._lost = {each: hello for each, hello in self._lost.items() if hello.name != name}
         self._silent &= self._lost.keys()
+
+    def forget_exited(self, name: str, pid: int) -> EngineHello | None:
+        """The lost engine core with this process will not come back; returns what it would say, if there is one."""
+        lost = next((hello for hello in self._lost.values() if (hello.name, hello.pid) == (name, pid)), None)
+        if lost is not None:
+            self.forget_lost(name)
+        return lost
 
     def silent(self) -> list[MemberProcess]:
         """The processes of the lost engine cores of which nothing was heard."""

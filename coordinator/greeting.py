@@ -1,5 +1,7 @@
 """What a Hello must be like to be accepted."""
 
+from collections.abc import Iterable
+
 from coordinator.events import Identity
 from protocol.identifiers import member_identity
 from protocol.messages import PROTOCOL_VERSION, ClientHello, EngineHello
@@ -15,8 +17,14 @@ def is_genuine(identity: Identity, hello: Hello) -> bool:
     return identity == member_identity(hello.name, hello.incarnation)
 
 
-def reason_to_refuse(hello: Hello, members: int, max_members: int) -> str | None:
-    """Why this Hello is not accepted, in words for the operator; None when it is. `members`: others there are.
+def is_late(hello: Hello, known: Hello | None) -> bool:
+    """Whether the process has said `known` after this, by a newer connection."""
+    return known is not None and hello.greeting < known.greeting
+
+
+def reason_to_refuse(hello: Hello, members: int, max_members: int, known: Iterable[Hello]) -> str | None:
+    """Why this Hello is not accepted, in words for the operator; None when it is. `members`: others there are; `known`:
+    what those who are there, or may come back, have said.
 
     Names go into logs and metrics: past here they are printable and not long.
     """
@@ -29,9 +37,15 @@ def reason_to_refuse(hello: Hello, members: int, max_members: int) -> str | None
             f"{hello.name} speaks version {hello.version} of the protocol, this coordinator version "
             f"{PROTOCOL_VERSION}: run the same release of Shoal everywhere"
         )
+    if any(_is_successor(each, hello) for each in known):
+        return f"a newer process has taken the name {hello.name}"
     if members >= max_members:
         return f"there are {members} processes of this kind already, no more than {max_members} are served"
     return None
+
+
+def _is_successor(other: Hello, hello: Hello) -> bool:
+    return other.name == hello.name and other.incarnation != hello.incarnation and other.started_s > hello.started_s
 
 
 def _is_fit_to_print(name: str, max_length: int) -> bool:

@@ -34,6 +34,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     rejected_total: dict[str, int]
     silent: list[MemberProcess]
     tenants: list[TenantState]
+    settling: bool
 
 
 class ClusterPublisher:
@@ -82,6 +83,7 @@ class ClusterPublisher:
             dict(view.rejected_total),
             view.silent,
             view.tenants,
+            view.settling,
         )
 
     def _next_sequence(self) -> int:

@@ -4,7 +4,8 @@ All that an engine core had when it died goes on elsewhere at once, for nearly a
 token clears a request: whatever happened, it can be computed. One that saw SUSPECT_AFTER_DEATHS engine cores die
 without a new token between is a suspect, and so may be those beside it in the same step. In the whole cluster one
 suspect runs at a time; the next one has its turn when it is cleared or has ended. So the third death in a row finds
-the request that caused it without another suspect beside it: its API server fails it, and it alone.
+the request that caused it without another suspect beside it: its API server, which knows of what the engine cores died
+(api_server.verdict), fails it, and it alone.
 """
 
 from protocol.messages import EngineCoreRequest, RequestKey

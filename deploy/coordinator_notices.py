@@ -48,9 +48,9 @@ class CoordinatorNotices:
             elif event in REFUSALS:
                 on_refused(REFUSALS[event])
 
-    async def tell_exited(self, name: str, pid: int) -> None:
+    async def tell_exited(self, name: str, pid: int, by_fault: bool) -> None:
         """Says that the process is gone; keeps it for later when the coordinator cannot be reached."""
-        self._unsent.append(ProcessExited(name, pid))
+        self._unsent.append(ProcessExited(name, pid, by_fault))
         await self._send_unsent()
 
     async def _send_unsent(self) -> None:

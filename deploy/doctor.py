@@ -101,7 +101,7 @@ def _checks(host: str, port: int) -> list[Callable[[], Check]]:
         lambda: _port_check(host, port),
         _cache_check,
         _run_directory_check,
-        lambda: grammar_check(_version("xgrammar"), _version("torch")),
+        lambda: grammar_check(_version("xgrammar"), _version("apache-tvm-ffi")),
     ]
 
 
@@ -256,11 +256,14 @@ def _run_directory_check() -> Check:
     return Check("run directory", Status.OK, address.removeprefix("ipc://").rpartition("/")[0])
 
 
-def grammar_check(xgrammar: str | None, torch: str | None) -> Check:
-    """Whether the back end for structured output is there. This version serves without it."""
+def grammar_check(xgrammar: str | None, tvm_ffi: str | None) -> Check:
+    """Whether the back end for structured output is there. Everything else works without."""
+    advice = "structured output is refused; make setup, or bash deploy/xgrammar.sh, installs it without torch"
     if xgrammar is None:
-        return Check("grammars", Status.OK, "xgrammar is not installed (nothing needs it in this version)")
-    return Check("grammars", Status.OK, f"xgrammar {xgrammar}, torch {torch or 'not installed'}")
+        return Check("grammars", Status.WARN, "xgrammar is not installed", advice)
+    if tvm_ffi is None:
+        return Check("grammars", Status.WARN, f"xgrammar {xgrammar}, but apache-tvm-ffi is not installed", advice)
+    return Check("grammars", Status.OK, f"xgrammar {xgrammar} (torch is not used)")
 
 
 def _version(distribution: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Hears from the coordinator which members have fallen silent: it ejects them, only the supervisor can end them."""
+"""Hears from the coordinator who is there and who fell silent: it ejects them, only the supervisor can end them."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from protocol.codec import AT_SUBSCRIBER, SNAPSHOT_TOPIC
 from protocol.curve import CurveClient
 from protocol.errors import ProtocolError
 from protocol.malformed import MalformedLog
-from protocol.messages import ClusterSnapshot, MemberProcess
+from protocol.messages import ClusterSnapshot
 from protocol.sockets import SocketKind, open_socket
 
 
@@ -28,8 +28,8 @@ class SilenceWatch:
         self._socket.setsockopt(zmq.UNSUBSCRIBE, b"")
         self._malformed = MalformedLog(clock)
 
-    async def run(self, on_silent: Callable[[MemberProcess], None]) -> None:
-        """Calls back for each silent member in each snapshot, until cancelled."""
+    async def run(self, on_snapshot: Callable[[ClusterSnapshot], None]) -> None:
+        """Calls back for each snapshot, until cancelled."""
         while True:
             frames = await self._socket.recv_multipart()
             try:
@@ -38,8 +38,12 @@ class SilenceWatch:
                 self._malformed.drop(error)
                 continue
             if isinstance(message, ClusterSnapshot):
-                for process in message.silent:
-                    on_silent(process)
+                on_snapshot(message)
+
+    def subscribe_anew(self) -> None:
+        """Makes the coordinator, if it is there, publish a snapshot."""
+        self._socket.setsockopt(zmq.UNSUBSCRIBE, SNAPSHOT_TOPIC)
+        self._socket.setsockopt(zmq.SUBSCRIBE, SNAPSHOT_TOPIC)
 
     def close(self) -> None:
         """Ends the subscription."""

@@ -24,6 +24,7 @@ from deploy.control_messages import ControlRequest, Done, Progress, Scale
 from deploy.control_server import ControlServer
 from deploy.coordinator_notices import CoordinatorNotices
 from deploy.errors import StartError
+from deploy.exit_causes import describe_exit
 from deploy.launch import Launch, ProcessSpec
 from deploy.launch_preparation import prepare_launch, ready_line
 from deploy.load_display import LoadDisplay
@@ -32,7 +33,7 @@ from deploy.run_directory import RunDirectory, remove_stale
 from deploy.silence_watch import SilenceWatch
 from deploy.start_checks import check_machine, check_options
 from deploy.supervised_process import Role
-from deploy.supervisor_core import FAILURES_BEFORE_READY, Supervisor, describe_exit
+from deploy.supervisor_core import FAILURES_BEFORE_READY, Supervisor
 from deploy.supervisor_events import (
     AnnounceFailure,
     AnnounceHung,
@@ -40,6 +41,7 @@ from deploy.supervisor_events import (
     AnnounceReady,
     AnnounceRestart,
     Answer,
+    AskForSnapshot,
     Command,
     Event,
     Exited,
@@ -50,6 +52,7 @@ from deploy.supervisor_events import (
     Ready,
     Report,
     Requested,
+    Snapshot,
     Start,
     StopRequested,
     TellCoordinator,
@@ -58,7 +61,7 @@ from deploy.supervisor_events import (
 )
 from protocol.errors import AddressError
 from protocol.lifeline import Notice
-from protocol.messages import MemberProcess
+from protocol.messages import ClusterSnapshot
 
 logger = logging.getLogger("shoal.supervisor")
 
@@ -152,7 +155,7 @@ class Cluster:
             async with asyncio.TaskGroup() as tasks:  # whichever fails ends the supervisor, and that its children
                 links = [
                     tasks.create_task(self._notices.run(self._on_refused), name="coordinator notices"),
-                    tasks.create_task(self._silence.run(self._on_silent), name="silence watch"),
+                    tasks.create_task(self._silence.run(self._on_snapshot), name="silence watch"),
                 ]
                 exit_code = await self._handle_events(tasks)
                 for link in links:
@@ -218,9 +221,11 @@ class Cluster:
                 case Kill(name):
                     if child := self._children.get(name):
                         child.kill()
-                case TellCoordinator(name):
+                case TellCoordinator(name, by_fault):
                     if child := self._children.get(name):
-                        await self._notices.tell_exited(self._launch.links.member_name(name), child.pid)
+                        await self._notices.tell_exited(self._launch.links.member_name(name), child.pid, by_fault)
+                case AskForSnapshot():
+                    self._silence.subscribe_anew()
                 case Finish(exit_code):
                     self._exit_code = exit_code
                 case Report(ticket, text):
@@ -265,11 +270,14 @@ class Cluster:
         self._display.forget(name)
         self._events.put_nowait(Exited(name, code))
 
-    def _on_silent(self, process: MemberProcess) -> None:
-        name = self._launch.links.name_here(process.name)
-        child = self._children.get(name)
-        if child is not None and child.pid == process.pid:  # not another machine's, nor the next one of this name
-            self._events.put_nowait(Hung(name))
+    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        for process in snapshot.silent:
+            name = self._launch.links.name_here(process.name)
+            child = self._children.get(name)
+            if child is not None and child.pid == process.pid:  # not another machine's, nor the next one of this name
+                self._events.put_nowait(Hung(name))
+        engine_cores = frozenset(self._launch.links.name_here(engine.name) for engine in snapshot.engines)
+        self._events.put_nowait(Snapshot(snapshot.incarnation, engine_cores))
 
     def _on_refused(self, reason: str) -> None:
         self._events.put_nowait(MachineRefused(reason))

@@ -18,6 +18,8 @@ import signal
 from collections.abc import Iterable
 from typing import assert_never
 
+from deploy.absence import AbsenceWatch
+from deploy.exit_causes import describe_exit, is_own_fault
 from deploy.rollout import Add, CannotChange, Rollout, plan
 from deploy.supervised_process import ALIVE, ProcessState, Role, SupervisedProcess
 from deploy.supervisor_events import (
@@ -27,6 +29,7 @@ from deploy.supervisor_events import (
     AnnounceReady,
     AnnounceRestart,
     Answer,
+    AskForSnapshot,
     Command,
     Event,
     Exited,
@@ -37,6 +40,7 @@ from deploy.supervisor_events import (
     Ready,
     Report,
     Requested,
+    Snapshot,
     Start,
     StopRequested,
     TellCoordinator,
@@ -65,6 +69,7 @@ class Supervisor:
         self._exit_code = 0
         self._finished = False
         self._rollout: Rollout | None = None
+        self._absence = AbsenceWatch()
 
     def start(self, now_s: float) -> list[Command]:
         """The commands that start everything. Call once."""
@@ -84,6 +89,8 @@ class Supervisor:
                 return self._on_exit(self._processes[name], code, now_s)
             case Hung(name):
                 return self._on_hung(self._processes.get(name))
+            case Snapshot():
+                return self._on_snapshot(event, now_s)
             case MachineRefused(reason):
                 return self._on_refused(reason, now_s)
             case StopRequested():
@@ -119,7 +126,8 @@ class Supervisor:
             return None if self._finished or self._killing else self._stage_deadline_s
         waiting = [p.restart_at_s for p in self._processes.values() if p.state is ProcessState.BACKING_OFF]
         ending = [p.ending_deadline_s for p in self._processes.values() if p.state is ProcessState.ENDING]
-        return min((deadline_s for deadline_s in (*waiting, *ending) if deadline_s is not None), default=None)
+        deadlines = (*waiting, *ending, self._absence.next_deadline_s())
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     # --- running ----------------------------------------------------------------------------------------------
 
@@ -143,7 +151,8 @@ class Supervisor:
     def _on_exit(self, process: SupervisedProcess, code: int, now_s: float) -> list[Command]:
         commands: list[Command] = []
         if process.role is not Role.COORDINATOR:
-            commands.append(TellCoordinator(process.name))
+            commands.append(TellCoordinator(process.name, is_own_fault(code)))
+        self._absence.forget(process.name)
         if self.is_ending:
             process.move(ProcessState.GONE)
             if code not in (0, -signal.SIGTERM):  # the latter: before it could serve at all
@@ -176,6 +185,15 @@ class Supervisor:
         process.condemn()
         return [AnnounceHung(process.name), Kill(process.name)]
 
+    def _on_snapshot(self, snapshot: Snapshot, now_s: float) -> list[Command]:
+        running = [
+            process.name
+            for process in self._processes.values()
+            if process.role is Role.ENGINE_CORE and process.state is ProcessState.READY
+        ]
+        absent = self._absence.told(snapshot.coordinator, snapshot.engine_cores, running, now_s)
+        return [command for name in absent for command in self._on_hung(self._processes[name])]
+
     def _on_refused(self, reason: str, now_s: float) -> list[Command]:
         if self.is_ending:
             return []
@@ -183,7 +201,8 @@ class Supervisor:
 
     def _on_time(self, now_s: float) -> list[Command]:
         if not self.is_ending:
-            return self._start_due(now_s) + self._kill_overdue(now_s)
+            asking: list[Command] = [AskForSnapshot()] if self._absence.has_to_ask(now_s) else []
+            return self._start_due(now_s) + self._kill_overdue(now_s) + asking
         if self._stage_deadline_s is None or now_s < self._stage_deadline_s:
             return []
         self._stage_deadline_s = None
@@ -305,8 +324,3 @@ def _hopeless(process: SupervisedProcess, code: int) -> str:
     if code == ExitCode.HOPELESS:
         return f"{process.name} cannot start"
     return f"{process.name} died {process.failures} times before it was ready, the last time {describe_exit(code)}"
-
-
-def describe_exit(code: int) -> str:
-    """`with exit code 1` or `by signal 9`."""
-    return f"by signal {-code}" if code < 0 else f"with exit code {code}"

@@ -3,6 +3,7 @@
 import msgspec
 
 from deploy.control_messages import ControlRequest
+from protocol.identifiers import Incarnation
 
 # --- events ---------------------------------------------------------------------------------------------------
 
@@ -27,6 +28,14 @@ class Hung(msgspec.Struct, frozen=True):
     name: str
 
 
+class Snapshot(msgspec.Struct, frozen=True):
+    """The coordinator says which engine cores it knows."""
+
+    coordinator: Incarnation
+    engine_cores: frozenset[str]
+    """Names."""
+
+
 class MachineRefused(msgspec.Struct, frozen=True):
     """The coordinator, on another machine, will have none of the processes of this one."""
 
@@ -49,7 +58,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     """`next_deadline_s` is reached (or not: nothing happens then)."""
 
 
-Event = Ready | Exited | Hung | MachineRefused | StopRequested | Requested | TimePassed
+Event = Ready | Exited | Hung | Snapshot | MachineRefused | StopRequested | Requested | TimePassed
 
 
 # --- commands -------------------------------------------------------------------------------------------------
@@ -77,6 +86,12 @@ class TellCoordinator(msgspec.Struct, frozen=True):
     """Tell the coordinator that this member's process is gone for certain."""
 
     name: str
+    by_fault: bool = False
+    """Whether it ended by itself, and not in order."""
+
+
+class AskForSnapshot(msgspec.Struct, frozen=True):
+    """Have the coordinator say once more whom it knows."""
 
 
 class AnnounceReady(msgspec.Struct, frozen=True):
@@ -139,6 +154,7 @@ Command = (
     | Terminate
     | Kill
     | TellCoordinator
+    | AskForSnapshot
     | AnnounceReady
     | AnnounceRestart
     | AnnounceFailure

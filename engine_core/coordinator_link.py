@@ -93,6 +93,8 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     packed_card: bytes
     vocab_size: int
     stores_prefixes: bool = False
+    started_s: float = 0.0
+    """Wall clock, seconds."""
 
 
 class CoordinatorLink:
@@ -104,6 +106,7 @@ class CoordinatorLink:
         self._greeted = False
         self._is_welcomed = False
         """Whether the coordinator has answered the last Hello."""
+        self._greetings = 0
         self._welcomes = 0
         self._engine_index = EngineIndex(-1)
         self._coordinator = Incarnation("")
@@ -186,6 +189,8 @@ class CoordinatorLink:
         return [TellCore(check_request(request, buffers, vocab_size, max_model_len, prefix_card_hash))]
 
     def _welcomed(self, welcome: EngineWelcome) -> list[LinkCommand]:
+        if welcome.greeting and welcome.greeting != self._greetings:
+            return []  # of an older connection
         self._welcomes += 1
         self._is_welcomed = True
         if welcome.incarnation != self._coordinator:
@@ -212,6 +217,7 @@ class CoordinatorLink:
     def _greet(self, now_s: float) -> list[LinkCommand]:
         self._greeted, self._told_blocks = True, False
         self._is_welcomed = False
+        self._greetings += 1
         self._next_report_s = now_s + HEARTBEAT_S
         hello = EngineHello(
             PROTOCOL_VERSION,
@@ -223,6 +229,8 @@ class CoordinatorLink:
             [(key, client, num_prompt_tokens) for key, (client, num_prompt_tokens) in self._taken.items()],
             self._engine_index,
             sorted(self._clients),
+            self._greetings,
+            self._identity.started_s,
         )
         return [Send(hello)]
 

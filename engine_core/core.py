@@ -18,6 +18,8 @@ from engine_core.events import (
     CoreEvent,
     CoreStatus,
     DrainRequested,
+    GrammarCompiled,
+    GrammarDenied,
     RequestArrived,
     RequestInvalid,
     RequestsAborted,
@@ -83,6 +85,10 @@ class EngineCore:
             case RequestInvalid(request, error):
                 self._adds_handled += 1
                 return self._scheduler.refuse(request, error)
+            case GrammarCompiled(key, grammar):
+                self._scheduler.grammar_compiled(key, grammar)
+            case GrammarDenied(key, error, is_own_fault):
+                return self._scheduler.grammar_denied(key, error, blames_caller=not is_own_fault)
             case RequestsAborted(keys):
                 self._scheduler.abort(keys)
             case ClientsChanged(addresses):

@@ -17,6 +17,7 @@ from typing import NewType, Protocol
 
 import msgspec
 
+from engine_core.grammar import Grammar
 from protocol.card import ModelCard
 from protocol.logprobs import TokenLogprobs
 from protocol.sampling import SamplingParams
@@ -90,6 +91,14 @@ class RowMove(msgspec.Struct, frozen=True):
     slot: Slot
 
 
+class RowGrammar(msgspec.Struct, frozen=True):
+    """What the output of a row has to look like."""
+
+    grammar: Grammar
+    starts_after: tuple[int, ...] = ()
+    """As in protocol.grammar.GrammarSpec."""
+
+
 class Admission(msgspec.Struct, frozen=True):
     """A sequence takes a row and a slot, with nothing cached there."""
 
@@ -97,8 +106,9 @@ class Admission(msgspec.Struct, frozen=True):
     slot: Slot
     prompt: Sequence[int]
     output: Sequence[int]
-    """Tokens generated already (after a preemption): penalties and minimum tokens count them."""
+    """Tokens generated already (after a preemption): penalties, minimum tokens and the grammar count them."""
     sampling: SamplingParams
+    grammar: RowGrammar | None = None
 
 
 class RowCopy(msgspec.Struct, frozen=True):
@@ -188,6 +198,9 @@ class StepResult(msgspec.Struct, frozen=True):
     """Index in `StepPlan.decodes` to what was asked for: only of rows that did."""
     prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
     """Row to what was asked for of the targets of its prefill chunk: only of chunks that have such."""
+    grammar_ends: dict[int, str | None] = {}
+    """Index in `StepPlan.decodes` of rows whose grammar allows nothing after this token: None; or that cannot go on
+    with their grammar: why, and the token is none of the output."""
 
 
 class Device(Protocol):
@@ -243,3 +256,4 @@ class OpenedModel(msgspec.Struct, frozen=True):
 
     device: Device
     card: ModelCard
+    takes_grammars: bool = True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine_core.block_changes import BlockChanges
+from engine_core.grammar import Grammar
 from engine_core.ssd_tier import BlocksRead, SsdReport
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation
 from protocol.messages import ClientAddress, EngineCoreRequest, Load, RequestKey
@@ -26,6 +27,22 @@ class RequestInvalid(msgspec.Struct, frozen=True):
 
     request: EngineCoreRequest
     error: str
+
+
+class GrammarCompiled(msgspec.Struct, frozen=True):
+    """A request's grammar is there."""
+
+    key: RequestKey
+    grammar: Grammar
+
+
+class GrammarDenied(msgspec.Struct, frozen=True):
+    """A request's grammar cannot be used: it ends with this error."""
+
+    key: RequestKey
+    error: str
+    is_own_fault: bool = False
+    """Whether the request's caller is not to blame."""
 
 
 class RequestsAborted(msgspec.Struct, frozen=True):
@@ -66,6 +83,8 @@ class DrainRequested(msgspec.Struct, frozen=True):
 CoreEvent = (
     RequestArrived
     | RequestInvalid
+    | GrammarCompiled
+    | GrammarDenied
     | RequestsAborted
     | ClientsChanged
     | ClientStuck

@@ -24,7 +24,8 @@ from engine_core.coordinator_link import (
     TellCore,
     TellOutputs,
 )
-from engine_core.events import CoordinatorRefused, CoreEvent, CoreStatus, Joined
+from engine_core.events import CoordinatorRefused, CoreEvent, CoreStatus, GrammarDenied, Joined, RequestArrived
+from engine_core.grammar_thread import GrammarThread
 from engine_core.output_thread import OutputEvent
 from engine_core.status_board import StatusBoard
 from engine_core.step_watch import StepWatch
@@ -37,6 +38,7 @@ from protocol.heartbeats import HEARTBEAT_S
 from protocol.identifiers import member_identity
 from protocol.lifeline import Lifeline, Notice
 from protocol.malformed import MalformedLog
+from protocol.messages import EngineCoreRequest
 from protocol.sockets import ConnectionEvent, SocketKind, connection_event, open_member, open_socket
 
 logger = logging.getLogger("shoal.engine_core")
@@ -59,12 +61,15 @@ class InputThread:
         outputs: "queue.SimpleQueue[OutputEvent]",
         lifeline: Lifeline,
         step_timeout_s: float,
+        grammars: GrammarThread | None = None,
     ) -> None:
-        """`inbox` is the busy loop's, `outputs` the output thread's. Raises AddressError."""
+        """`inbox` is the busy loop's, `outputs` the output thread's; without `grammars` none is taken. Raises
+        AddressError."""
         self._link = CoordinatorLink(identity)
         self._inbox = inbox
         self._outputs = outputs
         self._lifeline = lifeline
+        self._grammars = grammars
         self._step_watch = StepWatch(step_timeout_s)
         self._has_joined = False
         self._malformed_log = MalformedLog(time.monotonic)
@@ -154,6 +159,8 @@ class InputThread:
                 if isinstance(event, CoordinatorRefused):
                     logger.error("the coordinator refuses this engine core: %s", event.reason)
                 self._inbox.put(event)
+                if isinstance(event, RequestArrived):
+                    self._compile_grammar(event.request)
             case TellOutputs(news):
                 if isinstance(news, Joined):
                     self._announce(news)
@@ -162,6 +169,15 @@ class InputThread:
                 self._drop(ProtocolError(reason))
             case _:
                 assert_never(command)
+
+    def _compile_grammar(self, request: EngineCoreRequest) -> None:
+        """After the request itself: the busy loop knows whom the outcome is for."""
+        if request.grammar is None:
+            return
+        if self._grammars is None:
+            self._inbox.put(GrammarDenied(request.key, "this engine core takes no grammars"))
+        else:
+            self._grammars.compile(request.key, request.grammar)
 
     def _drop(self, error: ProtocolError) -> None:
         self._malformed_total += 1

@@ -1,7 +1,7 @@
 """Entry of the engine core's process: loads the model, starts the threads, runs the busy loop, ends in order.
 
 Threads: main (busy loop, the only one that touches the device), input (socket to the coordinator), output (sockets
-to the API servers), signals; and one for the SSD, if blocks are kept there.
+to the API servers), signals, grammars; and one for the SSD, if blocks are kept there.
 """
 
 import logging
@@ -19,6 +19,7 @@ from engine_core.coordinator_link import EngineIdentity
 from engine_core.core import EngineCore
 from engine_core.device import ModelRefused, OpenedModel
 from engine_core.events import CoreEvent, DrainRequested
+from engine_core.grammar_thread import GrammarThread
 from engine_core.input_thread import InputThread
 from engine_core.output_thread import OutputThread, StreamsEnd
 from engine_core.scheduler import Scheduler
@@ -35,7 +36,7 @@ from protocol.errors import AddressError, BadKey
 from protocol.exit_codes import ExitCode
 from protocol.identifiers import new_incarnation
 from protocol.lifeline import Lifeline, Notice
-from protocol.messages import ModelInfo
+from protocol.messages import ModelInfo, wall_clock_s
 
 logger = logging.getLogger("shoal.engine_core")
 
@@ -100,12 +101,12 @@ def _serve(
     context = zmq.Context()
     outputs = OutputThread(context, keyring, identity.incarnation, inbox)
     curve = keyring.for_coordinator(config.engines_address)
-    inputs = InputThread(
-        context, config.engines_address, curve, identity, inbox, outputs.queue, lifeline, config.step_timeout_s
-    )
+    grammars = GrammarThread(opened.card, inbox.put) if opened.takes_grammars else None
+    own = identity, inbox, outputs.queue, lifeline, config.step_timeout_s, grammars
+    inputs = InputThread(context, config.engines_address, curve, *own)
+    helpers = [helper for helper in (ssd, grammars) if helper is not None]
     threads = [start_thread("output", outputs.run), start_thread("input", inputs.run)]
-    if ssd is not None:
-        threads.append(start_thread("ssd", ssd.run))
+    threads += [start_thread(helper.name, helper.run) for helper in helpers]
     lookahead = opened.device.lookahead if config.async_scheduling is None else config.async_scheduling
     loop = BusyLoop(core, opened.device, inbox, outputs.queue, inputs.board, ssd, lookahead=lookahead)
     watch.serving()
@@ -114,8 +115,8 @@ def _serve(
     finally:
         outputs.queue.put(StreamsEnd())
         inputs.board.close()
-        if ssd is not None:
-            ssd.close()
+        for helper in helpers:
+            helper.close()
         _join(threads)
         inputs.close()
         context.term()
@@ -145,6 +146,7 @@ def _scheduler_and_identity(
         packed_card=packed_card,
         vocab_size=card.vocab_size,
         stores_prefixes=config.prefix_caching and opened.device.prefix_block_tokens > 0,
+        started_s=wall_clock_s(),
     )
     return scheduler, identity
 

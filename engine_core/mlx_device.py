@@ -22,6 +22,8 @@ from engine_core.device import (
 )
 from engine_core.device_memory import device_memory_bytes, kv_budget_bytes, limit_allocator_cache
 from engine_core.forward_memory import forward_bytes
+from engine_core.grammar_masks import GrammarMasks
+from engine_core.grammar_rows import GrammarRow, GrammarRows, accept_sampled
 from engine_core.mlx_lm_adapter import load_weights, trace_model, weight_bytes
 from engine_core.model_card import read_model_card
 from engine_core.model_folder import check_model_folder
@@ -52,7 +54,12 @@ class _Step:
     """A plan that is not collected."""
 
     def __init__(
-        self, done: mx.array, sampled: Sampled | None, submitted_s: float, scores: dict[int, Sequence[TokenLogprobs]]
+        self,
+        done: mx.array,
+        sampled: Sampled | None,
+        submitted_s: float,
+        scores: dict[int, Sequence[TokenLogprobs]],
+        grammar_rows: dict[int, GrammarRow],
     ) -> None:
         self.done = done
         """Evaluated when all is that the step writes."""
@@ -62,6 +69,17 @@ class _Step:
         """Of prompt tokens, by row."""
         self.started_s = time.monotonic()
         """When all of it was in the device's queue."""
+        self._grammar_rows = grammar_rows
+        self._token_ids: list[int] | None = None
+        self.grammar_ends: dict[int, str | None] = {}
+        """As in StepResult, once `token_ids` was asked for."""
+
+    def token_ids(self) -> list[int]:
+        """What was sampled; waits for the device, and tells the rows' grammars, the first time."""
+        if self._token_ids is None:
+            self._token_ids = [] if self.sampled is None else self.sampled.token_ids()
+            self.grammar_ends = accept_sampled(self._grammar_rows, self._token_ids)
+        return self._token_ids
 
 
 class MlxDevice:
@@ -86,6 +104,7 @@ class MlxDevice:
         self.submit_blocks = submit_blocks()
         self._runner = runner
         self._sampler = sampler
+        self._grammars = GrammarRows(vocab_size)
         self._feedback = TokenFeedback()
         self._vocab_size = vocab_size
         self._in_flight: deque[_Step] = deque()
@@ -102,16 +121,31 @@ class MlxDevice:
         self._runner.prepare(plan)
         for row in plan.releases:
             self._sampler.release(row)
+            self._grammars.release(row)
         for admission in plan.admissions:
             self._sampler.admit(admission)
+            self._grammars.admit(admission.row, admission.grammar, admission.output)
         scores: dict[int, Sequence[TokenLogprobs]] = {
             chunk.row: score_chunk(self._runner, chunk) for chunk in plan.prefills if chunk.targets
         }
         prefills = [chunk for chunk in plan.prefills if not chunk.targets] if scores else plan.prefills
         logits = self._runner.forward(prefills, plan.decodes, fed)
-        sampled = None if logits is None else self._sampler.sample(logits, plan.decodes)
+        grammar_rows = self._grammars.places(plan.decodes)
+        sampled = None
+        if logits is not None:
+            sampled = self._sampler.sample(logits, plan.decodes, self._masks(grammar_rows, logits))
         self._feedback.sampled(plan.decodes, None if sampled is None else sampled.tokens)
-        self._in_flight.append(_Step(self._start(sampled), sampled, submitted_s, scores))
+        self._in_flight.append(_Step(self._start(sampled), sampled, submitted_s, scores, grammar_rows))
+
+    def _masks(self, rows: dict[int, GrammarRow], logits: mx.array) -> GrammarMasks | None:
+        """What rows with a grammar may sample: found while the device computes the logits, once the tokens before them
+        are known."""
+        if not rows:
+            return None
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        for step in self._in_flight:
+            step.token_ids()
+        return GrammarMasks(list(rows), self._grammars.allowed(list(rows.values())))
 
     def _start(self, sampled: Sampled | None) -> mx.array:
         """Starts all that the step computes; returns what is evaluated when all of it is.
@@ -134,8 +168,7 @@ class MlxDevice:
         self._idle_since_s = ended_s
         if step.sampled is None:
             return StepResult([], elapsed_s, prompt_logprobs=step.scores)
-        token_ids: list[int] = step.sampled.tokens.tolist()  # type: ignore[assignment]  # one-dimensional
-        return StepResult(token_ids, elapsed_s, step.sampled.logprobs(), step.scores)
+        return StepResult(step.token_ids(), elapsed_s, step.sampled.logprobs(), step.scores, step.grammar_ends)
 
     def read_block(self, block_id: BlockId) -> BlockData:
         """See Device."""

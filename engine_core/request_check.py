@@ -12,6 +12,7 @@ from engine_core.sampling_check import sampling_problems
 from engine_core.scheduler_limits import too_long
 from protocol.codec import TOKEN_ID_BYTES, Frame, unpack_token_ids
 from protocol.errors import ProtocolError
+from protocol.grammar import MAX_GRAMMAR_BYTES
 from protocol.messages import EngineCoreRequest
 from protocol.prefix_hash import prefix_chain, prefix_root
 
@@ -54,4 +55,6 @@ def _problems(request: EngineCoreRequest, prompt: Sequence[int], vocab_size: int
         yield f"prompt token id {max(prompt)} is not below the vocabulary size {vocab_size}"
     if not 0 <= request.num_output_tokens < max(1, min(len(prompt), request.sampling.max_tokens)):
         yield f"num_output_tokens is {request.num_output_tokens}, with max_tokens {request.sampling.max_tokens}"
+    if request.grammar is not None and len(request.grammar.text) > MAX_GRAMMAR_BYTES:
+        yield f"the grammar has {len(request.grammar.text)} characters"
     yield from sampling_problems(request.sampling, vocab_size)

@@ -80,6 +80,10 @@ def joined(first: OutputsByClient, second: OutputsByClient) -> OutputsByClient:
     return {client: first.get(client, []) + second.get(client, []) for client in first | second}
 
 
-def last_word(request: EngineCoreRequest, position: int, reason: FinishReason, error: str | None) -> EngineCoreOutput:
-    """An end without a token."""
-    return EngineCoreOutput(request.request_id, request.attempt, position, finish_reason=reason, error=error)
+def last_word(
+    request: EngineCoreRequest, position: int, reason: FinishReason, error: str | None, error_field: str = ""
+) -> EngineCoreOutput:
+    """An end without a token. `error_field` is what of the caller's request is to blame, if anything is."""
+    return EngineCoreOutput(
+        request.request_id, request.attempt, position, finish_reason=reason, error=error, error_field=error_field
+    )

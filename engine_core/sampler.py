@@ -1,9 +1,10 @@
 """Chooses the next token of every decoding row, in one go, doing only the work that some row asked for.
 
-Order: logit bias, penalties, minimum tokens, allowed tokens, bad words, temperature, min-p, top-k, top-p, draw. The
-draw is the inverse of the distribution function in vocabulary order at a uniform number that the host makes from (seed,
-output position), so that a row's token depends on its own logits and parameters alone: not on the batch, nor on the
-step. What was sampled before is kept on the device, so that a step can be built before the one before it has run.
+Order: logit bias, penalties, minimum tokens, allowed tokens, bad words, grammar, temperature, min-p, top-k, top-p,
+draw. The draw is the inverse of the distribution function in vocabulary order at a uniform number that the host makes
+from (seed, output position), so that a row's token depends on its own logits and parameters alone: not on the batch,
+nor on the step. What was sampled before is kept on the device, so that a step can be built before the one before it
+has run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ import mlx.core as mx
 import msgspec
 
 from engine_core.device import Admission, DecodeRow
+from engine_core.grammar_masks import GrammarMasks
 from engine_core.logprob_rows import LogprobArrays
 from engine_core.penalties import PenaltyCounts, wants_penalties
 from engine_core.sampling_batch import SamplingBatch
@@ -30,6 +32,11 @@ class Sampled(msgspec.Struct, frozen=True):
     def arrays(self) -> list[mx.array]:
         """To be evaluated, together with `Sampler.changed_arrays`."""
         return [self.tokens, *(self.logprob_arrays.arrays() if self.logprob_arrays is not None else ())]
+
+    def token_ids(self) -> list[int]:
+        """Waits for the device."""
+        token_ids: list[int] = self.tokens.tolist()  # type: ignore[assignment]  # one-dimensional
+        return token_ids
 
     def logprobs(self) -> dict[int, TokenLogprobs]:
         """Place among the decodes to what was asked for; waits for the device."""
@@ -69,11 +76,14 @@ class Sampler:
         self._ends.release(row)
         self._batch = None
 
-    def sample(self, logits: mx.array, decodes: Sequence[DecodeRow]) -> Sampled:
+    def sample(self, logits: mx.array, decodes: Sequence[DecodeRow], grammars: GrammarMasks | None = None) -> Sampled:
         """The next tokens, of logits [rows, vocabulary] in the order of `decodes`. Nothing of it is evaluated yet."""
         batch = self._batch_of([decode.row for decode in decodes])
         positions = [decode.output_position for decode in decodes]
-        tokens = batch.choice.choose(self._adjusted(logits, batch, positions), positions)
+        adjusted = self._adjusted(logits, batch, positions)
+        if grammars is not None:
+            adjusted = grammars.apply(adjusted, logits)
+        tokens = batch.choice.choose(adjusted, positions)
         if batch.penalties is not None:
             self._counts.add(batch.penalties, tokens)
         if batch.bad_words is not None:

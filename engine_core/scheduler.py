@@ -27,8 +27,9 @@ from collections.abc import Sequence as Tokens
 from engine_core.batch import Batch
 from engine_core.block_changes import BlockChanges
 from engine_core.chunk_budget import ChunkBudget, FixedChunkBudget
-from engine_core.device import Admission, StepPlan, StepResult
+from engine_core.device import Admission, RowGrammar, StepPlan, StepResult
 from engine_core.finish import finish_reason
+from engine_core.grammar import Grammar
 from engine_core.kv_pools import KvPools
 from engine_core.newcomers import Newcomers
 from engine_core.prefix_cache import PrefixCache
@@ -63,6 +64,8 @@ class Scheduler:
         self._chunk_budget = chunk_budget or FixedChunkBudget(limits.max_num_batched_tokens)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._requests = RequestTable()
+        self._compiling: dict[RequestKey, Sequence] = {}
+        """Those whose grammar is still to come: they wait for no row yet."""
         self._waiting = WaitingQueue()
         pools = KvPools(limits.pool_lengths, limits.kv_capacity_tokens, limits.max_num_seqs)
         self._batch = Batch(limits.max_num_seqs, pools)
@@ -104,8 +107,25 @@ class Scheduler:
         sequence = Sequence(request, prompt, self._arrivals, self._limits.max_model_len, due, chain)
         self._arrivals += 1
         self._requests.add(sequence)
-        self._waiting.add(sequence)
+        if request.grammar is None:
+            self._waiting.add(sequence)
+        else:
+            self._compiling[sequence.key] = sequence
         return {}
+
+    def grammar_compiled(self, key: RequestKey, grammar: Grammar) -> None:
+        """The request may run. Unknown ones, which have ended meanwhile, are skipped."""
+        sequence = self._compiling.pop(key, None)
+        if sequence is not None:
+            sequence.compiled(grammar)
+            self._waiting.add(sequence)
+
+    def grammar_denied(self, key: RequestKey, error: str, *, blames_caller: bool = True) -> OutputsByClient:
+        """The request ends with this error. Unknown ones are skipped."""
+        sequence = self._compiling.get(key)
+        if sequence is None:
+            return {}
+        return {sequence.request.client_index: [self._fail_for_grammar(sequence, error, blames_caller=blames_caller)]}
 
     def refuse(self, request: EngineCoreRequest, error: str) -> OutputsByClient:
         """A request that did not pass its checks: it ends at once, the others do not notice."""
@@ -163,19 +183,29 @@ class Scheduler:
     def _refusal(self, prompt: Tokens[int]) -> str | None:
         if reason := too_long(len(prompt), self._limits.max_model_len):
             return reason
-        if len(self._waiting) >= MAX_WAITING_REQUESTS:
-            return f"{len(self._waiting)} requests wait already"
+        waiting = len(self._waiting) + len(self._compiling)
+        if waiting >= MAX_WAITING_REQUESTS:
+            return f"{waiting} requests wait already"
         return None
 
     def _fail_at_once(self, request: EngineCoreRequest, error: str) -> OutputsByClient:
         self._requests.count_end(request.key, FinishReason.ERROR)
         return {request.client_index: [last_word(request, request.num_output_tokens, FinishReason.ERROR, error)]}
 
+    def _fail_for_grammar(self, sequence: Sequence, error: str, *, blames_caller: bool) -> EngineCoreOutput:
+        request = sequence.request
+        assert request.grammar is not None, sequence
+        self._end(sequence, FinishReason.ERROR)
+        position, field = len(sequence.output), request.grammar.field
+        return last_word(
+            request, position, FinishReason.ERROR, f"{field}: {error}", error_field=field if blames_caller else ""
+        )
+
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is Status.RUNNING:
             self._prefixes.save([sequence])
             self._batch.release(sequence)
-        else:
+        elif self._compiling.pop(sequence.key, None) is None:
             self._waiting.remove(sequence)
         sequence.finish()
         self._requests.remove(sequence, reason)
@@ -231,8 +261,12 @@ class Scheduler:
         return StepTokens(self._limits.max_num_batched_tokens, prefill_tokens)
 
     def _admission(self, sequence: Sequence) -> Admission:
-        slot = self._batch.slot(sequence)
-        return Admission(sequence.row, slot, sequence.prompt, tuple(sequence.output), sequence.request.sampling)
+        slot, request = self._batch.slot(sequence), sequence.request
+        grammar = None
+        if request.grammar is not None:
+            assert sequence.grammar is not None, sequence
+            grammar = RowGrammar(sequence.grammar, request.grammar.starts_after)
+        return Admission(sequence.row, slot, sequence.prompt, tuple(sequence.output), request.sampling, grammar)
 
     def _take_off(self, shares: list[StepShare]) -> None:
         for share in shares:
@@ -271,16 +305,27 @@ class Scheduler:
         decodes = [share for share in shares if share.decodes]
         for index, (share, token_id) in enumerate(zip(decodes, result.token_ids, strict=True)):
             if share.counts:
-                output = self._take_token(share.sequence, token_id, result.logprobs.get(index))
-                put_output(outputs, share.sequence.request, output)
+                put_output(outputs, share.sequence.request, self._take_result(share.sequence, token_id, result, index))
         return outputs
 
-    def _take_token(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> EngineCoreOutput:
+    def _take_result(self, sequence: Sequence, token_id: int, result: StepResult, index: int) -> EngineCoreOutput:
+        broken = result.grammar_ends.get(index)
+        if broken is not None:
+            return self._fail_for_grammar(sequence, broken, blames_caller=True)
+        is_whole = index in result.grammar_ends
+        return self._take_token(sequence, token_id, result.logprobs.get(index), is_whole=is_whole)
+
+    def _take_token(
+        self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, *, is_whole: bool
+    ) -> EngineCoreOutput:
+        """`is_whole`: its grammar allows nothing more."""
         position = len(sequence.output)
         scores = sequence.take_prompt_logprobs()
         sequence.sampled(token_id)
         self._generation_tokens_total += 1
         reason, stop_reason = finish_reason(sequence, token_id, self._eos_token_ids, self._limits.max_model_len)
+        if is_whole and reason in (None, FinishReason.LENGTH):
+            reason = FinishReason.STOP
         if reason is not None:
             self._end(sequence, reason)
         return EngineCoreOutput(
@@ -311,7 +356,7 @@ class Scheduler:
         """What there is to do, and what has been done."""
         return Load(
             running=len(self._batch),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._compiling),
             queued_prefill_tokens=self._waiting.queued_tokens + self._batch.prefill_left,
             kv_used_tokens=self._batch.kv_tokens,
             kv_capacity_tokens=self._limits.kv_capacity_tokens,
@@ -330,5 +375,7 @@ class Scheduler:
         self._batch.check_invariants()
         self._requests.check_invariants()
         self._prefixes.check_invariants(self._batch.plan_tokens if self._in_flight else None)
-        assert {id(s) for s in self._requests} == {id(s) for s in (*self._batch, *self._waiting)}
+        everyone = (*self._batch, *self._waiting, *self._compiling.values())
+        assert {id(s) for s in self._requests} == {id(s) for s in everyone}
+        assert all(s.status is Status.WAITING and s.key == key for key, s in self._compiling.items())
         assert all(s.num_tokens < self._limits.max_model_len for s in self._requests)

@@ -5,6 +5,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence as Tokens
 
+from engine_core.grammar import Grammar
 from protocol.logprobs import TokenLogprobs
 from protocol.messages import EngineCoreRequest, RequestKey
 from protocol.prefix_hash import BLOCK_TOKENS, BlockHash, next_block_hash
@@ -64,6 +65,8 @@ class Sequence:
         self.num_computed = 0
         self.row = -1
         """Row of the KV cache while running, else -1."""
+        self.grammar: Grammar | None = None
+        """What its output has to look like, once that is compiled."""
         self.order = (request.priority, arrival)
         """Who goes first: the smaller. `arrival` is unique in its engine core."""
         self.due = due
@@ -150,6 +153,11 @@ class Sequence:
         if stop <= length:
             return self.prompt[start:stop]
         return [*self.prompt[start:], *self.output[max(start - length, 0) : stop - length]]
+
+    def compiled(self, grammar: Grammar) -> None:
+        """Its grammar is there: it may run."""
+        assert self.request.grammar is not None and self._status is Status.WAITING, self
+        self.grammar = grammar
 
     def admit(self, row: int, due: int = 0) -> None:
         """It gets an empty row. From now on `due` counts."""

@@ -49,7 +49,8 @@ def open_sim_device(config: EngineCoreConfig, on_progress: OnProgress) -> Opened
         on_progress(part / _LOADING_PARTS, "simulated weights")
         time.sleep(options.load_s / _LOADING_PARTS)  # this is the simulated work, as in SimDevice.collect
     name = config.served_model_name or "sim"
-    return OpenedModel(SimDevice(options), sim_card(name, options.max_model_len, options.vocab_size))
+    card = sim_card(name, options.max_model_len, options.vocab_size)
+    return OpenedModel(SimDevice(options), card, takes_grammars=False)
 
 
 class _Step(msgspec.Struct, frozen=True):

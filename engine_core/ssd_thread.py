@@ -28,6 +28,8 @@ _Order = BlockRead | tuple[BlockWrite, BlockData] | None
 class SsdThread:
     """Made by the main thread, whose busy loop calls `read`, `write` and `close`; `run` in a thread of its own."""
 
+    name = "ssd"
+
     def __init__(self, folder: BlockFolder, on_event: Callable[[BlocksRead | SsdReport], None]) -> None:
         """`on_event` is called in this thread."""
         self._folder = folder

@@ -10,6 +10,7 @@ import time
 
 import msgspec
 
+from protocol.grammar import GrammarSpec
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.logprobs import PackedLogprobs
 from protocol.sampling import SamplingParams
@@ -179,6 +180,13 @@ class ClientHello(Message, frozen=True):
     answers with RequestsLost for those that their engine core does not know."""
     output_public_key: str = ""
     """CURVE public key of `output_address`; empty: not encrypted."""
+    greeting: int = 0
+    """Counts this process's Hellos, from 1; 0 for none. When a connection is made anew, what is left of the old one may
+    be read after what came by the new one: an older Hello than the last is passed over, and so is, by its receiver, a
+    Welcome that does not answer the last Hello."""
+    started_s: float = 0.0
+    """When this process started, wall clock, seconds: of two of one name the later one counts, whichever is heard
+    first. (A clock that is set back costs the later one some restarts, until the other is given up.)"""
 
 
 class EngineCoreRequest(Message, frozen=True):
@@ -215,6 +223,8 @@ class EngineCoreRequest(Message, frozen=True):
     """Engine cores that died in a row while they had this request, with no new token of it between."""
     tenant: str = ""
     """Whose limits it counts for: a digest of the caller's API key (protocol.tenants), empty without one."""
+    grammar: GrammarSpec | None = None
+    """What the output has to look like; None for any output."""
 
     @property
     def key(self) -> RequestKey:
@@ -256,6 +266,8 @@ class ProcessExited(Message, frozen=True):
 
     name: str
     pid: int
+    by_fault: bool = False
+    """It raised, crashed or hung, so that what it had may be the reason: nobody from outside ended it."""
 
 
 # --- clients link: coordinator -> API server -----------------------------------------------------------------
@@ -269,6 +281,8 @@ class ClientWelcome(Message, frozen=True):
     """The coordinator's."""
     client_index: ClientIndex
     """Another one than before: all that was accepted under the old one is lost, no output of it will come."""
+    greeting: int = 0
+    """Of the Hello that it answers."""
 
 
 class RouteReason(enum.IntEnum):
@@ -294,6 +308,8 @@ class Accepted(Message, frozen=True):
     """Prompt tokens that the engine core should have stored."""
     reason: RouteReason | None = None
     """None when an earlier coordinator chose."""
+    greeting: int = 0
+    """Of the last Hello that the coordinator had heard: one that is older than the receiver's last counts no more."""
 
 
 class RejectReason(enum.IntEnum):
@@ -322,14 +338,21 @@ class Rejected(Message, frozen=True):
     retry_after_s: float = 0.0
     allowance: TokenAllowance | None = None
     """For RATE_LIMITED by tokens."""
+    greeting: int = 0
+    """As in Accepted."""
 
 
 class EngineLost(Message, frozen=True):
-    """This incarnation of an engine core is gone, and with it the requests that it was given."""
+    """This incarnation of an engine core is gone, and with it the requests that it was given.
+
+    Said again, with `by_fault`, when it turns out later that the engine core died by itself.
+    """
 
     engine_index: EngineIndex
     incarnation: Incarnation
     reason: str
+    by_fault: bool = False
+    """As in ProcessExited; False as well when nobody knows."""
 
 
 class RequestsLost(Message, frozen=True):
@@ -370,6 +393,10 @@ class EngineHello(Message, frozen=True):
     """What an earlier Welcome gave (a restarted coordinator takes it over); -1 for none."""
     clients: list[ClientIndex] = []
     """API servers whose streams it has kept, by the last Clients: to any other, outputs may have been dropped."""
+    greeting: int = 0
+    """As in ClientHello."""
+    started_s: float = 0.0
+    """As in ClientHello."""
 
 
 class LoadReport(Message, frozen=True):
@@ -420,6 +447,8 @@ class EngineWelcome(Message, frozen=True):
     engine_index: EngineIndex
     want_card: bool = False
     """Send the model card."""
+    greeting: int = 0
+    """Of the Hello that it answers."""
 
 
 class GetBlocks(Message, frozen=True):
@@ -459,6 +488,8 @@ class EngineCoreOutput(Message, frozen=True):
     """Of the new tokens, when the request asked for them (protocol.logprobs)."""
     prompt_logprobs: PackedLogprobs | None = None
     """Of the prompt's tokens from the second on, with the first token of output, when the request asked for them."""
+    error_field: str = ""
+    """Path of the field of the caller's request that is to blame for the error; empty when none is."""
 
     @property
     def key(self) -> RequestKey:
@@ -500,6 +531,8 @@ class ClusterSnapshot(Message, frozen=True):
     them had better end them."""
     tenants: list[TenantState] = []
     """Those that have limits."""
+    settling: bool = False
+    """The coordinator has just started: engine cores that are not named may be about to say Hello."""
 
 
 class EngineUpdate(Message, frozen=True):

@@ -20,6 +20,7 @@ from api_server.client_events import (
     LinkUp,
     NotSent,
     Refuse,
+    Resumed,
     SecondPassed,
     Send,
     Submit,
@@ -243,6 +244,7 @@ class Caller:
         self.max_tokens = max_tokens
         self.is_admitted = False
         self.num_tokens = 0
+        self.num_resumes = 0
         self.end: str | None = None
 
     def take(self, token_ids: list[int]) -> None:
@@ -264,7 +266,8 @@ class ClientProcess(Process):
         self.name, self.pid = name, number
         incarnation = Incarnation(f"a{number}")
         self.address = f"ipc:///{name}"
-        self.core = ClientCore(ClientHello(PROTOCOL_VERSION, name, incarnation, self.address, number), RESUME_TIMEOUT_S)
+        hello = ClientHello(PROTOCOL_VERSION, name, incarnation, self.address, number, started_s=world.now_s)
+        self.core = ClientCore(hello, RESUME_TIMEOUT_S)
         self.callers: dict[RequestId, Caller] = {}
         identity = Identity(member_identity(name, incarnation))
         self.connection = Connection(
@@ -301,8 +304,10 @@ class ClientProcess(Process):
                     self.callers[request_id].finish(f"failed: {message}")
                 case Forget(request_id):
                     self.callers[request_id].finish("abandoned")
-                case Leave():
-                    self.on_refused()
+                case Resumed(request_id):
+                    self.callers[request_id].num_resumes += 1
+                case Leave(why):
+                    raise AssertionError(f"{self.name}, which lives, is refused: {why}")
                 case _:
                     pass
         self.core.check_invariants()
@@ -351,7 +356,13 @@ class EngineProcess(Process):
         incarnation = Incarnation(f"e{number}")
         self.link = CoordinatorLink(
             EngineIdentity(
-                name=name, incarnation=incarnation, pid=number, model=MODEL, packed_card=b"", vocab_size=VOCABULARY
+                name=name,
+                incarnation=incarnation,
+                pid=number,
+                model=MODEL,
+                packed_card=b"",
+                vocab_size=VOCABULARY,
+                started_s=world.now_s,
             )
         )
         self.requests: dict[RequestId, Running] = {}
@@ -451,7 +462,7 @@ class EngineProcess(Process):
                 self._drop_clients({client_index})
                 self._unreachable.append(client_index)
             case CoordinatorRefused():
-                self.on_refused()
+                raise AssertionError(f"{self.name}, which lives, is refused")
             case CoordinatorWelcomed(welcome):
                 self._welcome, self._adds_handled = welcome, 0
             case _:

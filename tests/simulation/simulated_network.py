@@ -66,8 +66,6 @@ class Process:
         self.world = world
         self.is_alive = True
         self.is_frozen = False
-        self.on_refused: Action = lambda: None
-        """The coordinator does not want it: what it said was overtaken by what a process before it had said."""
         self._held: deque[Action] = deque()
 
     def handle(self, action: Action) -> None:

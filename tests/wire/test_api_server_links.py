@@ -25,6 +25,7 @@ from protocol.messages import (
     TYPE_NUMBERS,
     Abort,
     ClientHello,
+    ClusterSnapshot,
     EngineCoreOutput,
     EngineCoreRequest,
     EngineLost,
@@ -454,6 +455,21 @@ async def test_a_gap_in_the_cluster_state_brings_a_snapshot(cluster: Cluster) ->
     assert cluster.coordinator.snapshots > snapshots
 
 
+async def test_while_a_coordinator_settles_no_model_is_called_missing(cluster: Cluster) -> None:
+    coordinator = cluster.coordinator
+    assert coordinator is not None
+    none_yet = ClusterSnapshot(coordinator.sequence + 1, coordinator.incarnation, settling=True)
+    await coordinator.publish_raw(*encode(none_yet))
+    await cluster.until(lambda: not cluster.client.ready)
+    asked = asyncio.create_task(cluster.client.model("other"))
+    await asyncio.sleep(0.1)
+    assert not asked.done(), "its engine cores have not said Hello yet"
+    settled = ClusterSnapshot(coordinator.sequence + 2, coordinator.incarnation)
+    await coordinator.publish_raw(*encode(settled))
+    with pytest.raises(UnknownModel):
+        await asked
+
+
 async def test_a_draining_engine_core_alone_is_not_ready(cluster: Cluster) -> None:
     assert cluster.coordinator is not None
     update = EngineUpdate(cluster.coordinator.sequence + 1, engine_state(Load(draining=True)))
@@ -467,6 +483,15 @@ async def test_heartbeats_keep_us_a_member(cluster: Cluster) -> None:
     assert coordinator is not None
     cluster.client.second_passed()
     await cluster.until(lambda: coordinator.heartbeats == 1)
+
+
+async def test_it_goes_on_while_its_seconds_pass_with_or_without_a_coordinator(
+    lonely: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lonely.client.second_passed()
+    assert lonely.client.progressing, "nobody to talk to is no standstill"
+    monkeypatch.setattr("api_server.engine_client.STALLED_AFTER_S", 0.0)
+    assert not lonely.client.progressing
 
 
 async def test_a_refusal_ends_the_client(lonely: Cluster) -> None:

@@ -14,6 +14,7 @@ from engine_core_peers import LIMIT_S, FakeApiServer, FakeCoordinator, engine_co
 
 from protocol.card import unpack_card
 from protocol.codec import pack_token_ids
+from protocol.grammar import GrammarKind, GrammarSpec
 from protocol.identifiers import ClientIndex, EngineIndex, RequestId
 from protocol.lifeline import LIFELINE_FD
 from protocol.messages import (
@@ -101,6 +102,22 @@ def test_requests_stream_in_contiguous_positions_and_are_reported_when_they_end(
         assert sorted(ended, key=str) == sorted(keys, key=str)
         assert report.adds_received == 40
         assert report.load.generation_tokens_total == sum(5 + n for n in range(40))
+
+
+def test_a_simulated_model_takes_no_grammar_and_says_so(coordinator: FakeCoordinator, client: FakeApiServer) -> None:
+    with engine_core(coordinator.address, FAST):
+        coordinator.welcome(client)
+        grammar = GrammarSpec(GrammarKind.REGEX, "a", "guided_regex")
+        head = RequestId("a"), client.index, 0, "sim", len(PROMPT), greedy(5)
+        request = EngineCoreRequest(*head, time.time(), grammar=grammar)
+        client.first_positions[request.key] = 0
+        coordinator.send(request, pack_token_ids(PROMPT))
+        other = coordinator.request(client, PROMPT, greedy(3))
+        denied, ended = client.wait_end(request.key, other)
+        assert (denied.finish_reason, denied.error_field) == (FinishReason.ERROR, "guided_regex")
+        assert denied.error == "guided_regex: this engine core takes no grammars"
+        assert ended.finish_reason is FinishReason.LENGTH
+        wait_ended(coordinator, request.key)
 
 
 def test_a_resumed_request_goes_on_where_it_was(coordinator: FakeCoordinator, client: FakeApiServer) -> None:

@@ -22,7 +22,8 @@ ENGINE = Incarnation("engine-a")
 OTHER = Incarnation("engine-b")
 COORDINATOR = Incarnation("coordinator-1")
 RESUME_TIMEOUT_S = 20.0
-HELLO = ClientHello(PROTOCOL_VERSION, "api-0", Incarnation("api"), "ipc:///tmp/out", 1)
+HELLO = ClientHello(PROTOCOL_VERSION, "api-0", Incarnation("api"), "ipc:///tmp/out", 1, greeting=1)
+"""The first that it says."""
 
 
 class Driver:
@@ -39,10 +40,10 @@ class Driver:
         self.core.check_invariants()
         return commands
 
-    def welcome(self, coordinator: Incarnation = COORDINATOR, index: int = 0) -> list[Command]:
+    def welcome(self, coordinator: Incarnation = COORDINATOR, index: int = 0, greeting: int = 0) -> list[Command]:
         if index != self.index:
             self.index, self.sequences = index, {}
-        return self.tell(ClientWelcome(PROTOCOL_VERSION, coordinator, ClientIndex(index)))
+        return self.tell(ClientWelcome(PROTOCOL_VERSION, coordinator, ClientIndex(index), greeting))
 
     def submit(self, request_id: RequestId = R, max_tokens: int = 8) -> list[Command]:
         prompt = pack_token_ids([1, 2, 3])

@@ -24,6 +24,7 @@ from api_server.placement import Placement
 from api_server.served_model import ServedModel
 from api_server.uploads import Uploads
 from protocol.card import GenerationDefaults, ModelCard
+from protocol.grammar import GrammarSpec
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
 
@@ -120,6 +121,7 @@ class FakeBackend:
         self._models = {model.name: model for model in models if model} if models is not None else {}
         self._script = script
         self.ready = True
+        self.progressing = True
         self.draining = False
         self.taking = True
         self.rejections: dict[int, Exception] = {}
@@ -129,6 +131,7 @@ class FakeBackend:
         self.placements: list[Placement] = []
         self.deadlines_s: list[float] = []
         self.tenants: list[str] = []
+        self.grammars: list[GrammarSpec | None] = []
         self.collectors: list[FakeCollector] = []
         self.aborts: list[tuple[list[int], AbortCause]] = []
         """Submission numbers and cause of each call of abort."""
@@ -166,10 +169,12 @@ class FakeBackend:
         placement: Placement,
         deadline_s: float = 0.0,
         tenant: str = "",
+        grammar: GrammarSpec | None = None,
     ) -> FakeCollector:
         number = len(self.submissions)
         self.deadlines_s.append(deadline_s)
         self.tenants.append(tenant)
+        self.grammars.append(grammar)
         self.submissions.append((list(prompt_ids), sampling, priority))
         self.cache_salts.append(cache_salt)
         self.placements.append(placement)

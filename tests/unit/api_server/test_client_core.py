@@ -216,9 +216,41 @@ def test_what_was_never_sent_is_not_aborted() -> None:
 def test_an_unanswered_submission_is_sent_again_to_the_next_coordinator(driver: Driver) -> None:
     driver.submit()
     driver.tell(LinkDown())
-    assert driver.tell(LinkUp())[0] == Send(msgspec.structs.replace(HELLO, client_index=ClientIndex(0)))
+    assert driver.tell(LinkUp())[0] == Send(msgspec.structs.replace(HELLO, client_index=ClientIndex(0), greeting=2))
     assert driver.welcome(Incarnation("coordinator-2")) == [sent_request(driver)]
     assert driver.accept() == [Admit(R)]
+
+
+def test_answers_that_an_older_connection_left_behind_are_passed_over(driver: Driver) -> None:
+    driver.submit()
+    driver.tell(LinkDown())
+    driver.tell(LinkUp())
+    driver.welcome(greeting=2)
+    assert driver.tell(Accepted(KEY, EngineIndex(0), ENGINE, greeting=2)) == [Admit(R)]
+    assert driver.tell(Accepted(KEY, EngineIndex(1), OTHER, greeting=1)) == [], (
+        "another coordinator's choice, read late"
+    )
+    assert driver.outputs(EngineCoreOutput(R, 0, 0, [7])) == [Deliver(R, [7])]
+
+
+def test_a_refusal_that_an_older_connection_left_behind_is_passed_over(driver: Driver) -> None:
+    driver.submit()
+    driver.tell(LinkDown())
+    driver.tell(LinkUp())
+    driver.welcome(greeting=2)
+    assert driver.tell(Rejected(KEY, RejectReason.NO_ENGINE, "none", greeting=1)) == []
+    assert driver.tell(Accepted(KEY, EngineIndex(0), ENGINE, greeting=2)) == [Admit(R)]
+
+
+def test_a_welcome_that_an_older_connection_left_behind_is_passed_over(driver: Driver) -> None:
+    driver.tell(LinkDown())
+    driver.tell(LinkUp())
+    driver.submit()
+    assert driver.welcome(index=7, greeting=1) == [], "the second Hello has not been answered"
+    [sent] = driver.welcome(index=3, greeting=2)
+    assert isinstance(sent, Send) and isinstance(sent.message, EngineCoreRequest)
+    assert driver.welcome(index=7, greeting=1) == [], "nothing is lost under the index that counts"
+    assert driver.core.is_welcomed
 
 
 def test_an_accepted_generation_streams_on_without_a_coordinator_and_is_named_in_the_next_hello(

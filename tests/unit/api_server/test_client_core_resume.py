@@ -19,7 +19,7 @@ from api_server.client_events import (
     SecondPassed,
     Send,
 )
-from api_server.verdict import POISON_AFTER_DEATHS
+from api_server.verdict import POISON_AFTER_DEATHS, POISON_AFTER_FAULTS
 from protocol.codec import unpack_token_ids
 from protocol.identifiers import ClientIndex, EngineIndex, Incarnation, RequestId
 from protocol.messages import (
@@ -47,8 +47,8 @@ def driver() -> Iterator[Driver]:
     driver.core.check_invariants()
 
 
-def lose(driver: Driver, incarnation: Incarnation = ENGINE) -> list[Command]:
-    return driver.tell(EngineLost(EngineIndex(0), incarnation, "killed by signal 9"))
+def lose(driver: Driver, incarnation: Incarnation = ENGINE, by_fault: bool = False) -> list[Command]:
+    return driver.tell(EngineLost(EngineIndex(0), incarnation, "its process has exited", by_fault))
 
 
 def sent(commands: list[Command]) -> list[tuple[EngineCoreRequest, list[int]]]:
@@ -240,20 +240,42 @@ def test_an_engine_core_in_time_makes_the_deadline_void(driver: Driver) -> None:
     assert driver.core.num_generations == 1
 
 
-def die_in_a_row(driver: Driver, request_id: RequestId, attempts: range) -> list[Command]:
+def die_in_a_row(driver: Driver, request_id: RequestId, attempts: range, by_fault: bool = True) -> list[Command]:
     commands: list[Command] = []
     for attempt in attempts:
         incarnation = Incarnation(f"run-{attempt}")
         driver.accept(RequestKey(request_id, attempt), incarnation)
-        commands = lose(driver, incarnation)
+        commands = lose(driver, incarnation, by_fault)
     return commands
 
 
 def test_one_that_engine_cores_keep_dying_of_fails_alone_and_is_named(driver: Driver) -> None:
     driver.submit()
-    commands = die_in_a_row(driver, R, range(POISON_AFTER_DEATHS))
-    (failure,) = [command for command in commands if isinstance(command, Fail)]
-    assert failure == Fail(R, "request cmpl-1 was running when 3 engine cores died one after another", False)
+    commands = die_in_a_row(driver, R, range(POISON_AFTER_FAULTS))
+    assert failures(commands) == [
+        Fail(R, "request cmpl-1 was running when 3 engine cores died one after another", False)
+    ]
+
+
+def test_engine_cores_that_were_killed_from_outside_count_less(driver: Driver) -> None:
+    driver.submit()
+    assert not failures(die_in_a_row(driver, R, range(POISON_AFTER_DEATHS - 1), by_fault=False))
+    (failure,) = failures(die_in_a_row(driver, R, range(POISON_AFTER_DEATHS - 1, POISON_AFTER_DEATHS), by_fault=False))
+    assert "8 engine cores" in failure.message, "the kernel kills from outside, too, when memory is short"
+
+
+def test_that_an_engine_core_died_by_itself_may_be_known_later(driver: Driver) -> None:
+    driver.submit()
+    die_in_a_row(driver, R, range(POISON_AFTER_FAULTS), by_fault=False)
+    for number in range(POISON_AFTER_FAULTS - 1):
+        assert lose(driver, Incarnation(f"run-{number}"), by_fault=True) == []
+        assert lose(driver, Incarnation(f"run-{number}"), by_fault=True) == [], "said twice"
+    assert lose(driver, Incarnation("another"), by_fault=True) == []
+    assert len(failures(lose(driver, Incarnation("run-2"), by_fault=True))) == 1
+
+
+def failures(commands: list[Command]) -> list[Fail]:
+    return [command for command in commands if isinstance(command, Fail)]
 
 
 def test_new_tokens_clear_it(driver: Driver) -> None:

@@ -26,6 +26,13 @@ async def test_health_says_alive_whatever_can_be_served() -> None:
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
+async def test_health_is_progress_not_a_reply() -> None:
+    server = Server()
+    server.backend.progressing = False
+    response = await server.client.get("/health")
+    assert (response.status_code, response.json()) == (503, {"status": "stalled"})
+
+
 @pytest.mark.parametrize(
     ("ready", "draining", "status", "text"),
     [

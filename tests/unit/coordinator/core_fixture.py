@@ -148,11 +148,21 @@ class FakeEngine:
         *requests: tuple[RequestKey, ClientIndex, int],
         version: int = PROTOCOL_VERSION,
         clients: Iterable[int] = (),
+        greeting: int = 0,
+        started_s: float = 0.0,
     ) -> list[Message]:
         """`clients` besides those of the requests."""
         kept = sorted({ClientIndex(index) for index in clients} | {client for _, client, _ in requests})
         hello = EngineHello(
-            version, self.name, self.incarnation, self.pid, self.model, requests=list(requests), clients=kept
+            version,
+            self.name,
+            self.incarnation,
+            self.pid,
+            self.model,
+            requests=list(requests),
+            clients=kept,
+            greeting=greeting,
+            started_s=started_s,
         )
         return self.say(hello)
 
@@ -197,11 +207,22 @@ class FakeClient:
         index: int | None = None,
         version: int = PROTOCOL_VERSION,
         requests: Iterable[tuple[RequestKey, Incarnation]] = (),
+        greeting: int = 0,
+        started_s: float = 0.0,
     ) -> list[Message]:
         claimed = self.index if index is None else ClientIndex(index)
         address = f"ipc:///run/{self.name}"
         hello = ClientHello(
-            version, self.name, self.incarnation, address, self.pid, claimed, list(engines), list(requests)
+            version,
+            self.name,
+            self.incarnation,
+            address,
+            self.pid,
+            claimed,
+            list(engines),
+            list(requests),
+            greeting=greeting,
+            started_s=started_s,
         )
         answer = self.say(hello)
         for message in answer:
@@ -235,8 +256,7 @@ class FakeClient:
     def unreachable(self) -> None:
         self.core.handle(Unreachable(Link.CLIENTS, self.identity, "gone"))
 
-    def exited(self, name: str, pid: int) -> None:
+    def exited(self, name: str, pid: int, by_fault: bool = False) -> None:
         """What the supervisor says; over this API server's connection, for want of another."""
-        self.core.handle(
-            FromClient(Identity(b"supervisor"), AT_COORDINATOR_FROM_CLIENT.decode(encode(ProcessExited(name, pid))))
-        )
+        frames = encode(ProcessExited(name, pid, by_fault))
+        self.core.handle(FromClient(Identity(b"supervisor"), AT_COORDINATOR_FROM_CLIENT.decode(frames)))

@@ -229,6 +229,32 @@ def test_a_process_that_exited_is_not_mistaken_for_its_successor(core: Core) -> 
     assert isinstance(client.submit("r1"), Accepted)
 
 
+def test_how_a_process_ended_is_told_also_when_it_was_given_up_before(core: Core) -> None:
+    client, engine = FakeClient(core), FakeEngine(core)
+    client.hello()
+    engine.hello()
+    engine.unreachable()
+    (lost,) = (each for each in core.sent_to(client.identity) if isinstance(each, EngineLost))
+    assert not lost.by_fault, "nobody knows yet"
+    client.exited(engine.name, engine.pid, by_fault=True)
+    (again,) = core.sent_to(client.identity)
+    assert isinstance(again, EngineLost)
+    assert (again.incarnation, again.engine_index, again.by_fault) == (engine.incarnation, lost.engine_index, True)
+    client.exited(engine.name, engine.pid, by_fault=True)
+    assert core.sent_to(client.identity) == []
+    engine.report()
+    assert core.drops() == ["engines: LoadReport before Hello"], "its process is gone"
+
+
+def test_an_engine_core_that_died_by_itself_is_lost_by_its_own_fault(core: Core) -> None:
+    client, engine = FakeClient(core), FakeEngine(core)
+    client.hello()
+    engine.hello()
+    client.exited(engine.name, engine.pid, by_fault=True)
+    (lost,) = core.sent_to(client.identity)
+    assert isinstance(lost, EngineLost) and lost.by_fault
+
+
 def test_the_older_of_two_processes_of_one_name_is_told_to_end(core: Core) -> None:
     old, new = FakeEngine(core, incarnation="e1"), FakeEngine(core, incarnation="e2")
     old.hello()

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from deploy.absence import ABSENT_AFTER_S
 from deploy.supervised_process import ALIVE, CLEAN_AFTER_S, IllegalMove, ProcessState, Role, SupervisedProcess
 from deploy.supervisor_core import FAILURES_BEFORE_READY, KILL_GRACE_S, Supervisor
 from deploy.supervisor_events import (
@@ -15,12 +16,14 @@ from deploy.supervisor_events import (
     AnnounceOverdue,
     AnnounceReady,
     AnnounceRestart,
+    AskForSnapshot,
     Command,
     Exited,
     Finish,
     Hung,
     Kill,
     Ready,
+    Snapshot,
     Start,
     StopRequested,
     TellCoordinator,
@@ -28,6 +31,7 @@ from deploy.supervisor_events import (
     TimePassed,
 )
 from protocol.exit_codes import ExitCode
+from protocol.identifiers import Incarnation
 
 PROCESSES = [
     ("coordinator", Role.COORDINATOR),
@@ -73,6 +77,25 @@ def test_a_process_that_is_not_ready_or_is_being_ended_is_not_killed_for_silence
     core.handle(StopRequested(), 2.0)
     core.handle(Exited("api-0", 0), 2.5)
     assert core.handle(Hung("engine-0"), 3.0) == [], "its drain has a deadline"
+
+
+def test_an_engine_core_that_the_coordinator_never_meets_is_killed() -> None:
+    core = serving()
+    coordinator = Incarnation("c2")
+    assert core.handle(Snapshot(coordinator, frozenset({"engine-1"})), 10.0) == []
+    assert core.next_deadline_s() == 10.0 + ABSENT_AFTER_S
+    assert core.handle(TimePassed(), 10.0 + ABSENT_AFTER_S) == [AskForSnapshot()]
+    killed = [AnnounceHung("engine-0"), Kill("engine-0")]
+    assert core.handle(Snapshot(coordinator, frozenset({"engine-1"})), 20.5) == killed
+    assert core.handle(Snapshot(coordinator, frozenset({"engine-1"})), 20.6) == [], "its exit is to come"
+    core.handle(Exited("engine-0", -9), 20.7)
+    assert core.next_deadline_s() is None
+
+
+def test_the_coordinator_is_told_who_died_by_itself() -> None:
+    assert TellCoordinator("engine-0", by_fault=True) in serving().handle(Exited("engine-0", ExitCode.FAULT), 5.0)
+    assert TellCoordinator("engine-0", by_fault=True) in serving().handle(Exited("engine-0", -11), 5.0)
+    assert TellCoordinator("engine-0", by_fault=False) in serving().handle(Exited("engine-0", -9), 5.0)
 
 
 def test_ready_is_announced_once_when_all_are_ready() -> None:

@@ -129,6 +129,19 @@ def test_a_request_that_overtakes_the_welcome_of_its_connection_is_left_to_come_
     assert bench.request("a") != []
 
 
+def test_a_welcome_that_an_older_connection_left_behind_is_passed_over(bench: Bench) -> None:
+    first, second = bench.connect(), bench.connect()
+    assert (first.greeting, second.greeting) == (1, 2)
+    late = EngineWelcome(PROTOCOL_VERSION, Incarnation("c0"), EngineIndex(3), greeting=first.greeting)
+    newer = EngineWelcome(PROTOCOL_VERSION, Incarnation("c1"), EngineIndex(4), greeting=second.greeting)
+    assert bench.receive(late) == []
+    assert bench.receive(newer) != []
+    assert bench.receive(Clients(CLIENTS.clients, 1, Incarnation("c1"))) != []
+    assert bench.receive(late) == []
+    assert bench.receive(Clients([], 9, Incarnation("c0"))) == [], "it would cut all streams"
+    assert bench.connect().engine_index == 4
+
+
 def test_api_servers_as_an_older_connection_had_them_are_passed_over(bench: Bench) -> None:
     bench.connect()
     bench.receive(welcome())
@@ -143,7 +156,7 @@ def test_api_servers_as_an_older_connection_had_them_are_passed_over(bench: Benc
 
 def test_hello_is_said_on_each_connection_and_restates_everything(bench: Bench) -> None:
     first = bench.connect()
-    assert first == EngineHello(PROTOCOL_VERSION, "e0", Incarnation("i0"), 7, MODEL)
+    assert first == EngineHello(PROTOCOL_VERSION, "e0", Incarnation("i0"), 7, MODEL, greeting=1)
     bench.receive(welcome(5))
     bench.receive(CLIENTS)
     bench.request("a")
