@@ -104,7 +104,9 @@ class _Bench:
     """A sampler whose rows all have a prompt."""
 
     def __init__(self, mix: Mix, rows: int, vocab_size: int, driver: EngineDriver, seed: int) -> None:
-        self._sampler = Sampler(vocab_size, driver.opened.card.eos_token_ids, driver.opened.device.lookahead)
+        self._sampler = Sampler(
+            vocab_size, driver.opened.card.eos_token_ids, may_wait=driver.opened.device.submit_blocks
+        )
         self._rows = range(rows)
         self._position = 0
         prompt = random.Random(seed).choices(range(vocab_size), k=PROMPT_TOKENS)

@@ -2,7 +2,9 @@
 
 The only code that calls the device. It takes what has arrived between two steps, so that an abort takes effect within
 one step, or two with lookahead: then a plan is submitted before the result of the one before it is taken, and the host
-does its part while the device computes. It blocks on the inbox when nothing is planned and no result is to come.
+does its part while the device computes. Not so where submitting takes as long as the step and the result to come is a
+first token or an end: it would be told a step later. It blocks on the inbox when nothing is planned and no result is to
+come.
 """
 
 import queue
@@ -48,6 +50,8 @@ class BusyLoop:
     def run(self) -> int:
         """Returns the exit code. Raises what the device raises: its state cannot be trusted then."""
         while self._core.exit_code is None:
+            if self._in_flight and self._device.submit_blocks and self._core.is_result_awaited:
+                self._collect()
             self._take_events()
             self._send(self._core.tick(time.monotonic(), wall_clock_s()))
             submitted = self._submit()

@@ -133,6 +133,11 @@ class EngineCore:
         """
         return self._scheduler.plan() if self._scheduler.has_work else None
 
+    @property
+    def is_result_awaited(self) -> bool:
+        """Whether the step that runs brings what somebody waits for, more than for its next token."""
+        return self._scheduler.is_result_awaited
+
     def complete(self, result: StepResult, now_s: float) -> OutputsByClient:
         """What came of the oldest plan without a result."""
         self._progressed_s = now_s

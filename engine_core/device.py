@@ -219,6 +219,9 @@ class Device(Protocol):
     """What a stored block consists of; none where blocks cannot be taken out of the device."""
     lookahead: bool
     """Whether it gains by a second step that is submitted before the first is collected."""
+    submit_blocks: bool
+    """Whether `submit` takes nearly as long as the step: then a step that is submitted before the one before it is
+    collected delays what that one brings by its own time."""
 
     def submit(self, plan: StepPlan) -> None:
         """Starts the plan, or queues it behind the one that runs; at most two are not collected.

@@ -46,11 +46,11 @@ class Sampled(msgspec.Struct, frozen=True):
 class Sampler:
     """Owner of the sampling state of all taken rows."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int], lookahead: bool) -> None:
-        """With `lookahead` nothing makes the host wait for the device; see token_filters."""
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int], *, may_wait: bool) -> None:
+        """`may_wait`: whether the host may wait for the device while a step is built; see token_filters."""
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
-        self._may_wait = not lookahead
+        self._may_wait = may_wait
         self._params: dict[int, SamplingParams] = {}
         self._allowed: dict[int, mx.array] = {}
         self._counts = PenaltyCounts(vocab_size)

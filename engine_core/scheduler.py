@@ -276,6 +276,15 @@ class Scheduler:
             sequence.planned(share.prefill_tokens, decodes=share.decodes)
         self._in_flight.append(shares)
 
+    @property
+    def is_result_awaited(self) -> bool:
+        """Whether the newest plan without a result brings what somebody waits for: a first token, or a certain end."""
+        newest = self._in_flight[-1] if self._in_flight else []
+        return any(
+            share.decodes and share.counts and (not share.sequence.output or share.sequence.is_at_its_end)
+            for share in newest
+        )
+
     # --- update -------------------------------------------------------------------------------------------------
 
     def update(self, result: StepResult) -> OutputsByClient:

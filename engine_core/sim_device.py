@@ -77,6 +77,7 @@ class SimDevice:
         self.prefix_block_tokens = BLOCK_TOKENS
         self.checkpoint_tokens = 0
         self.lookahead = options.lookahead
+        self.submit_blocks = False
         self._options = options
         self._rows: dict[int, tuple[Admission, int]] = {}
         """By row: what was admitted there, and the key of its draws."""

@@ -49,7 +49,7 @@ class _Server:
         runner = choose_runner(model, trace, LENGTHS, ROWS, 13)
         assert isinstance(runner, SlotRunner | RowRunner)
         self.level = runner.level if isinstance(runner, SlotRunner) else None
-        sampler = Sampler(trace.vocab_size, (), True)
+        sampler = Sampler(trace.vocab_size, (), may_wait=False)
         self._device = MlxDevice(runner, sampler, trace.vocab_size, capacity, LENGTHS, checkpoint_size(trace))
         self.stores_prefixes = self._device.prefix_block_tokens > 0
         has_states = self._device.checkpoint_tokens > 0

@@ -68,12 +68,20 @@ def arrived(name: str, max_tokens: int) -> RequestArrived:
 class Loop:
     """A loop that has run until it was idle."""
 
-    def __init__(self, *, lookahead: bool, later: dict[int, CoreEvent] | None = None, max_tokens: int = 4) -> None:
+    def __init__(
+        self,
+        *,
+        lookahead: bool,
+        later: dict[int, CoreEvent] | None = None,
+        max_tokens: int = 4,
+        submit_blocks: bool = False,
+    ) -> None:
         inbox = CountingInbox()
         inbox.put(ClientsChanged({ClientIndex(0): "ipc:///a"}))
         inbox.put(arrived("a", max_tokens))
         self.device = WatchedDevice(inbox)
         self.device.events = later or {}
+        self.device.submit_blocks = submit_blocks
         self.board = StatusBoard(lambda: None)
         outputs: queue.SimpleQueue[OutputEvent] = queue.SimpleQueue()
         core = EngineCore(Scheduler(LIMITS, []), drain_timeout_s=5.0)
@@ -104,6 +112,12 @@ def test_with_lookahead_the_next_step_is_submitted_before_one_is_collected() -> 
     assert loop.device.calls == "sscscsc" + "c" + "sc"
     assert loop.outputs[-1].finish_reason is FinishReason.LENGTH
     assert (loop.code, loop.blocked, loop.device.rows) == (ExitCode.HOPELESS, 1, {})
+
+
+def test_where_submitting_takes_a_step_first_tokens_and_ends_are_told_before_the_next() -> None:
+    loop = Loop(lookahead=True, submit_blocks=True)
+    assert loop.device.calls == "sc" + "sscsc" + "c" + "sc"
+    assert [output.position for output in loop.outputs] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("lookahead", [False, True])

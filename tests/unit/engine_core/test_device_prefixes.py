@@ -66,7 +66,7 @@ class Engine:
         lengths = pool_lengths(capacity_tokens)
         level = levels(trace.layouts)[0] if level is None else level
         self.runner = SlotRunner(model, trace.layouts, lengths, ROWS, level, selection_of(model), STEP_TOKENS)
-        self.device = MlxDevice(self.runner, Sampler(VOCAB, (), lookahead=False), VOCAB, capacity_tokens, lengths, 64)
+        self.device = MlxDevice(self.runner, Sampler(VOCAB, (), may_wait=True), VOCAB, capacity_tokens, lengths, 64)
         self.capacity_tokens = capacity_tokens
         self.stores = stores
         self.scheduler = Scheduler(

@@ -25,7 +25,7 @@ def admission(row: int, sampling: SamplingParams, prompt: tuple[int, ...] = (), 
 
 def sampled(logits: Floats, *admissions: Admission, position: int | None = None, lookahead: bool = False) -> list[int]:
     """Samples one token for each sequence, all in one batch, from a new sampler."""
-    sampler = Sampler(logits.shape[1], EOS, lookahead=lookahead)
+    sampler = Sampler(logits.shape[1], EOS, may_wait=not lookahead)
     decodes = []
     for entry in admissions:
         sampler.admit(entry)
@@ -156,7 +156,7 @@ def test_minimum_tokens_bars_what_would_end_the_request(sampling: Any, position:
 
 
 def test_penalties_count_each_token_as_it_is_sampled() -> None:
-    sampler = Sampler(4, EOS, lookahead=True)
+    sampler = Sampler(4, EOS, may_wait=False)
     sampler.admit(Admission(6, Slot(0, 6), [0], [], params(temperature=0.0, frequency_penalty=1.0)))
     logits = mx.array([[2.5, 2.0, 0.0, 0.0]])
     tokens = [sampler.sample(logits, [DecodeRow(6, 1 + i, 0, i)]).tokens.item() for i in range(5)]
@@ -184,7 +184,7 @@ def test_logit_bias_forces_and_bans_tokens() -> None:
 
 def test_half_precision_logits_are_sampled_in_float32() -> None:
     logits = mx.array(random_logits(1).astype(np.float32)).astype(mx.bfloat16)
-    sampler = Sampler(VOCAB, EOS, lookahead=True)
+    sampler = Sampler(VOCAB, EOS, may_wait=False)
     sampler.admit(admission(0, params(seed=4, top_p=0.9)))
     token = sampler.sample(logits, [DecodeRow(0, 0, 0, 0)]).tokens.item()
     exact = np.array(logits.astype(mx.float32)).astype(np.float64)[0]
@@ -192,7 +192,7 @@ def test_half_precision_logits_are_sampled_in_float32() -> None:
 
 
 def test_rows_that_leave_and_join_do_not_inherit_parameters() -> None:
-    sampler = Sampler(4, EOS, lookahead=True)
+    sampler = Sampler(4, EOS, may_wait=False)
     logits = mx.array([[3.0, 1.0, 0.0, 0.0]])
     decode = [DecodeRow(0, 0, 0, 0)]
     for bias, expected in ((-9.0, 1), (0.0, 0), (-9.0, 1)):
@@ -204,7 +204,7 @@ def test_rows_that_leave_and_join_do_not_inherit_parameters() -> None:
 
 def test_bad_words_and_allowed_tokens_hold_while_the_output_grows() -> None:
     sampling = params(temperature=0.0, allowed_token_ids=(0, 1), bad_words_token_ids=((0, 0), (1, 1)))
-    sampler = Sampler(4, EOS, lookahead=True)
+    sampler = Sampler(4, EOS, may_wait=False)
     sampler.admit(Admission(2, Slot(0, 2), [0], [], sampling))
     logits = mx.array([[2.0, 1.0, 5.0, 5.0]])
     tokens = [sampler.sample(logits, [DecodeRow(2, 1 + i, 0, i)]).tokens.item() for i in range(4)]
@@ -215,7 +215,7 @@ def test_bad_words_and_allowed_tokens_hold_while_the_output_grows() -> None:
 
 def test_log_probabilities_come_of_the_rows_that_ask_and_from_the_logits_of_the_model() -> None:
     logits = random_logits(3, vocab_size=50)
-    sampler = Sampler(50, EOS, lookahead=True)
+    sampler = Sampler(50, EOS, may_wait=False)
     for row, fields in enumerate(({}, {"logprobs": 2, "logit_bias": {7: 50.0}}, {"logprobs": 0})):
         sampler.admit(admission(row, params(temperature=0.0, **fields)))
     result = sampler.sample(mx.array(logits.astype(np.float32)), [DecodeRow(row, 0, 0, 0) for row in range(3)])
@@ -230,7 +230,7 @@ def test_log_probabilities_come_of_the_rows_that_ask_and_from_the_logits_of_the_
 @pytest.mark.parametrize("lookahead", [True, False])
 def test_with_lookahead_nothing_is_evaluated_while_a_step_is_built(lookahead: bool) -> None:
     """What was computed has memory; what is still to be computed has none."""
-    sampler = Sampler(VOCAB, EOS, lookahead=lookahead)
+    sampler = Sampler(VOCAB, EOS, may_wait=not lookahead)
     fields: dict[str, Any] = {"top_p": 0.9, "repetition_penalty": 1.1, "bad_words_token_ids": ((1, 2),), "logprobs": 3}
     sampler.admit(admission(0, params(temperature=1.0, **fields), (1, 2), (3,)))
     pending = mx.zeros((1, VOCAB)) + 1.0

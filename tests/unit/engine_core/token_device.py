@@ -45,6 +45,7 @@ class TokenDevice:
 
     block_parts: Sequence[BlockPart] = ()
     lookahead = False
+    submit_blocks = False
 
     def __init__(
         self,
