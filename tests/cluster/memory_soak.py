@@ -165,7 +165,7 @@ async def _request(
         async for line in response.aiter_lines():
             if len(lines) == leaves_after:
                 return "left"
-            lines += [line] if line else []
+            lines += [line] if line.startswith("data: ") else []  # not the comments while it waits
     assert lines[-1] == "data: [DONE]", lines[-3:]
     choices = [choice for line in lines[:-1] for choice in msgspec.json.decode(line[len("data: ") :])["choices"]]
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"], lines[-3:]

@@ -145,7 +145,8 @@ def test_greedy_requests_get_the_ids_of_mlx_lm(
 
 
 def test_seeded_requests_repeat_whatever_runs_beside_them(opened: OpenedModel, prompts: list[Prompt]) -> None:
-    draw = random.Random(9)
+    # With 9 one draw is within 3e-7 of the border between two tokens, which is less than float32 tells apart.
+    draw = random.Random(10)
     requests = [
         (
             prompt,

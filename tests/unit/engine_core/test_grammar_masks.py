@@ -19,7 +19,7 @@ def mask(*tokens: int) -> np.ndarray:
 
 
 def sampled(params: list[SamplingParams], masks: GrammarMasks | None) -> list[int]:
-    sampler = Sampler(VOCAB, [EOS], lookahead=False)
+    sampler = Sampler(VOCAB, [EOS], may_wait=True)
     for row, sampling in enumerate(params):
         sampler.admit(Admission(row, Slot(0, row), [1], [], sampling))
     logits = mx.array([[float(token) for token in range(VOCAB)]] * len(params))
