@@ -11,6 +11,7 @@ What a call means is told by the keys that it gets, not by the cache: layers tha
 cache, or none.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,15 +30,15 @@ class Values:
         """phi gives its output that of the values."""
 
 
-class Keys:
+class Keys(ABC):
     """Stands for the keys of one layer."""
 
     def __init__(self, values_dtype: mx.Dtype) -> None:
         self.values = Values(values_dtype)
 
+    @abstractmethod
     def attend(self, queries: mx.array, mask: Any, scale: float, sinks: mx.array | None) -> mx.array:
         """The output, in the shape of the queries; `mask` is whatever the model has for one."""
-        raise NotImplementedError
 
 
 class ForeignAttention(ValueError):

@@ -8,6 +8,7 @@ come.
 """
 
 import queue
+import threading
 import time
 
 from engine_core.core import EngineCore
@@ -87,7 +88,8 @@ class BusyLoop:
     def _take_events(self) -> None:
         if self._is_idle:
             try:
-                event = self._inbox.get(timeout=self._core.idle_timeout_s(time.monotonic()))
+                timeout_s = self._core.idle_timeout_s(time.monotonic(), wall_clock_s())
+                event = self._inbox.get(timeout=None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
             except queue.Empty:
                 return
             self._handle(event)

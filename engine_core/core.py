@@ -4,6 +4,7 @@ Draining: new requests are still taken (the coordinator learns from the load tha
 its way), until all have ended or the time is up; what is left then ends with FinishReason.ABORT.
 """
 
+import math
 from typing import assert_never
 
 import msgspec
@@ -62,11 +63,16 @@ class EngineCore:
         """How the process shall end; None while it shall go on."""
         return self._exit_code
 
-    def idle_timeout_s(self, now_s: float) -> float | None:
-        """How long to wait for an event when nothing is planned or in flight; None for as long as it takes."""
+    def idle_timeout_s(self, now_s: float, wall_s: float) -> float | None:
+        """How long to wait for an event when nothing is planned or in flight; None for as long as it takes.
+
+        Requests may be there all the same: they wait for the SSD or for their grammar, and have deadlines.
+        """
+        waits = [self._deadlines.next_s - wall_s]
         reads_s = None if self._ssd is None else self._ssd.deadline_s
-        due_s = min((due_s for due_s in (self._next_drain_s(now_s), reads_s) if due_s is not None), default=None)
-        return None if due_s is None else max(0.0, due_s - now_s)
+        waits += [due_s - now_s for due_s in (self._next_drain_s(now_s), reads_s) if due_s is not None]
+        wait_s = min(waits)
+        return None if wait_s == math.inf else max(0.0, wait_s)
 
     def _next_drain_s(self, now_s: float) -> float | None:
         if self._settled_s is None:
@@ -114,7 +120,7 @@ class EngineCore:
         """Time has passed: ends requests whose deadline has, a drain that is done or out of time, and waits for the SSD
         that are too long.
 
-        To be called between any two steps.
+        To be called between any two steps, and when `idle_timeout_s` is over.
         """
         if self._ssd is not None:
             self._ssd.expire(now_s)

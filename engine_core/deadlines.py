@@ -33,6 +33,7 @@ class Deadlines:
         """These requests have ended; unknown ones are skipped."""
         for key in keys:
             self._live.pop(key, None)
+        self._drop_ended()
         if len(self._heap) > 2 * len(self._live) + _SPARE:
             self._heap = [(deadline_s, key) for key, deadline_s in self._live.items()]
             heapq.heapify(self._heap)
@@ -45,14 +46,21 @@ class Deadlines:
             if self._live.get(key) == deadline_s:
                 del self._live[key]
                 due.append(key)
+        self._drop_ended()
         return due
+
+    def _drop_ended(self) -> None:
+        """From the front alone: nobody is to be woken for a request that has ended."""
+        while self._heap and self._live.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
 
     @property
     def next_s(self) -> float:
-        """No deadline is before this time (wall clock, seconds); infinity when there is none."""
+        """The earliest deadline (wall clock, seconds); infinity when there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def check_invariants(self) -> None:
         """Raises AssertionError when a live request is not in the heap, or too many others are."""
         assert set(self._heap) >= {(deadline_s, key) for key, deadline_s in self._live.items()}
+        assert not self._heap or self._heap[0][1] in self._live
         assert len(self._heap) <= 2 * len(self._live) + _SPARE + 1

@@ -74,7 +74,7 @@ def keys(*names: str) -> list[RequestKey]:
 
 def test_without_requests_there_is_no_plan_and_no_reason_to_wake(core: EngineCore) -> None:
     assert core.plan() is None
-    assert core.idle_timeout_s(0.0) is None
+    assert core.idle_timeout_s(0.0, 0.0) is None
 
 
 def test_a_request_runs_to_its_end(core: EngineCore, device: TokenDevice) -> None:
@@ -184,7 +184,7 @@ def test_an_idle_drain_stays_for_what_is_on_its_way(core: EngineCore) -> None:
     core.handle(DrainRequested(), 1.0)
     core.tick(1.0, 0.0)
     assert core.exit_code is None
-    assert core.idle_timeout_s(1.0) == pytest.approx(DRAIN_SETTLE_S)
+    assert core.idle_timeout_s(1.0, 0.0) == pytest.approx(DRAIN_SETTLE_S)
     core.tick(1.0 + DRAIN_SETTLE_S, 0.0)
     assert core.exit_code == ExitCode.DRAINED
 

@@ -202,13 +202,13 @@ def test_a_disk_that_hangs_is_waited_for_until_the_time_is_up() -> None:
     key = bench.add(tokens(700))
     bench.step()
     assert bench.core.plan() is None
-    assert bench.core.idle_timeout_s(bench.now_s) == READ_TIMEOUT_S
+    assert bench.core.idle_timeout_s(bench.now_s, 0.0) == READ_TIMEOUT_S
     bench.now_s = READ_TIMEOUT_S
     bench.core.tick(bench.now_s, 0.0)
     for _ in range(20):
         bench.step()
     assert bench.cached_tokens(key) == 0
-    assert bench.core.idle_timeout_s(bench.now_s) is None
+    assert bench.core.idle_timeout_s(bench.now_s, 0.0) is None
     bench.answer()
     assert bench.serve([*tokens(700), 1]) == 640
 
@@ -219,8 +219,8 @@ def test_a_draining_engine_core_does_not_spin_while_it_waits_for_the_disk() -> N
     bench.add(tokens(700))
     bench.core.handle(DrainRequested(), 0.0)
     bench.step()
-    assert bench.core.idle_timeout_s(0.0) == DRAIN_SETTLE_S
-    assert bench.core.idle_timeout_s(0.5) == READ_TIMEOUT_S - 0.5
+    assert bench.core.idle_timeout_s(0.0, 0.0) == DRAIN_SETTLE_S
+    assert bench.core.idle_timeout_s(0.5, 0.0) == READ_TIMEOUT_S - 0.5
 
 
 def test_one_that_is_aborted_while_it_waits_leaves_the_read_to_others() -> None:

@@ -10,9 +10,10 @@ from token_device import TokenDevice
 
 from engine_core.core import EngineCore
 from engine_core.deadlines import Deadlines
-from engine_core.events import ClientsChanged, RequestArrived
+from engine_core.events import ClientsChanged, RequestArrived, RequestsAborted
 from engine_core.scheduler import Scheduler
 from engine_core.scheduler_limits import SchedulerLimits
+from protocol.grammar import GrammarKind, GrammarSpec
 from protocol.identifiers import ClientIndex, RequestId
 from protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestKey
 from protocol.sampling import SamplingParams
@@ -131,3 +132,21 @@ def test_one_that_ended_in_time_is_left_alone(core: EngineCore, device: TokenDev
     core.take_status()
     core.check_invariants()
     assert core.tick(0.0, 2000.0) == {}
+
+
+def test_a_request_that_waits_for_its_grammar_is_timed_out_while_nothing_runs(core: EngineCore) -> None:
+    sampling, grammar = SamplingParams(max_tokens=9), GrammarSpec(GrammarKind.REGEX, "[0-9]+", "f")
+    request = EngineCoreRequest(RequestId("g"), CLIENT, 0, "m", 1, sampling, 0.0, deadline_s=1000.0, grammar=grammar)
+    assert core.handle(RequestArrived(request, array("I", [1])), 0.0) == {}
+    assert core.plan() is None
+    assert core.idle_timeout_s(0.0, 970.0) == 30.0
+    assert core.tick(30.0, 1000.0) == end_of("g", 0)
+    assert core.idle_timeout_s(30.0, 1000.0) is None
+
+
+def test_nobody_is_woken_for_a_request_that_has_ended(core: EngineCore) -> None:
+    arrive(core, "early", 1000.0)
+    arrive(core, "late", 1010.0)
+    core.handle(RequestsAborted([key("early")]), 0.0)
+    core.take_status()
+    assert core.idle_timeout_s(0.0, 990.0) == 20.0
